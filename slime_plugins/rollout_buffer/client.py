@@ -5,7 +5,8 @@ implemented once, in the second; the first uses them with a blocking transport.
 
 Errors: a refusal of the server is raised as the matching class of ``errors``, with the server's message, and is an
 ``aiohttp.ClientError`` as well. Network errors are ``requests.RequestException`` or ``aiohttp.ClientError`` /
-``asyncio.TimeoutError``. A reply that violates the protocol is a ``ValueError``.
+``asyncio.TimeoutError``. A reply that violates the protocol is an ``InvalidReplyError``, a
+``ValueError``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import aiohttp
 import requests
 
 from slime_plugins.rollout_buffer import errors, wire
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
 __all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
@@ -45,20 +47,20 @@ def _json(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError as error:
-        raise ValueError(f"the buffer's reply is not JSON: {content[:120]!r}") from error
+        raise wire.InvalidReplyError(f"the buffer's reply is not JSON: {content[:120]!r}") from error
 
 
 def _object(content: bytes) -> dict[str, Any]:
     value = _json(content)
     if not isinstance(value, dict):
-        raise ValueError("the buffer's reply is not an object")
+        raise wire.InvalidReplyError("the buffer's reply is not an object")
     return value
 
 
 def _jobs(content: bytes) -> list[dict[str, Any]]:
     jobs = _object(content).get("jobs")
     if not isinstance(jobs, list):
-        raise ValueError("the buffer's reply has no list of jobs")
+        raise wire.InvalidReplyError("the buffer's reply has no list of jobs")
     return jobs
 
 
@@ -80,6 +82,10 @@ def _encoded(value: Mapping[str, Any]) -> bytes:
     return json.dumps(dict(value)).encode()  # NaN is sent, because the server names the number that is wrong
 
 
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
+
+
 def _job_path(job_id: str, *below: str) -> str:
     return "/".join(("/jobs", quote(job_id, safe=""), *below))
 
@@ -93,6 +99,8 @@ def _rollout_data(content: bytes) -> RolloutData:
 
 
 def _headers(token: str | None) -> dict[str, str]:
+    if token and not (token.isascii() and token.isprintable()):
+        raise errors.ConfigError("the token (ROLLOUT_BUFFER_TOKEN) has a line break or a character that is not ASCII")
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
@@ -148,7 +156,7 @@ def _address(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"{error.host}:{error.port}"
     url = urlsplit(str(getattr(getattr(error, "request", None), "url", "") or ""))
-    return f"{url.scheme}://{url.netloc}" if url.netloc else ""
+    return redacted(f"{url.scheme}://{url.netloc}") if url.netloc else ""
 
 
 class Transport(Protocol):
@@ -273,8 +281,8 @@ class AsyncRolloutBufferClient:
             "dummies": dummies,
             "weight_version": weight_version,
         }
-        given = {key: value for key, value in options.items() if value is not None}
-        return await self._post("/get_rollout_data", given, _rollout_data, extra_wait_s=float(wait_s or 0.0))
+        extra_wait_s = float(wait_s or 0.0)
+        return await self._post("/get_rollout_data", _given(options), _rollout_data, extra_wait_s=extra_wait_s)
 
     async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
         """Acknowledges deliveries; idempotent.
@@ -374,11 +382,7 @@ class AsyncRolloutBufferClient:
 
         Returns how many were kept, and which do not fit their trajectory, with the reason. At most 1000 at once.
         """
-        given = {"step": step, "weight_version": weight_version}
-        body = {
-            "rows": [dict(row) for row in rows],
-            **{key: value for key, value in given.items() if value is not None},
-        }
+        body = _given({"rows": [dict(row) for row in rows], "step": step, "weight_version": weight_version})
         return await self._post(_job_path(job_id, "trainer_rows"), body, _object)
 
     async def mismatch(self, job_id: str, *, limit: int = 20) -> dict[str, Any]:
@@ -433,8 +437,8 @@ class AsyncRolloutBufferClient:
         return await self._get(f"/images/{quote(sha256, safe='')}", bytes)
 
     async def _get(self, path: str, read: Callable[[bytes], Result], query: Mapping[str, Any] | None = None) -> Result:
-        given = {key: value for key, value in (query or {}).items() if value is not None}
-        return await self._send(Request("GET", f"{path}?{urlencode(given)}" if given else path, None), read)
+        given = urlencode(_given(query or {}))
+        return await self._send(Request("GET", f"{path}?{given}" if given else path, None), read)
 
     async def _post(
         self, path: str, body: Mapping[str, Any], read: Callable[[bytes], Result], *, extra_wait_s: float = 0.0

@@ -11,6 +11,7 @@
     │   ├── UnknownTaskTypeError      404 unknown_task_type
     │   ├── NotFoundError             404 not_found
     │   ├── ConflictError             409 conflict
+    │   ├── JobPausedError            409 job_paused (no attempt begins)
     │   ├── StaleAttemptError         409 stale_attempt (the attempt was given up; its result is refused)
     │   ├── GoneError                 410 gone (a session that is over)
     │   ├── PayloadTooLargeError      413 payload_too_large
@@ -257,9 +258,8 @@ def network_reason(error: BaseException) -> str:
     if "SSLError" in {kind.__name__ for one in chain for kind in type(one).__mro__}:
         return "it speaks no TLS, or its certificate is not trusted"
     # urllib3 derives a refused connection from its own TimeoutError: only Python's and requests' count.
-    if any(isinstance(one, TimeoutError) for one in chain) or "Timeout" in [
-        kind.__name__ for kind in type(error).__mro__
-    ]:
+    own_kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "Timeout" in own_kinds or any(isinstance(one, TimeoutError) for one in chain):
         return "it took too long"
     reasons = [_by_the_system(one) for one in chain if isinstance(one, OSError) and one.strerror]
     return reasons[-1] if reasons else "the connection broke"

@@ -71,9 +71,8 @@ def bearer_of(authorization: str | None) -> str:
 def has_bearer(authorization: str | None, *tokens: str) -> bool:
     """Returns True if an ``Authorization`` header has one of the tokens; compares in constant time."""
     given = bearer_of(authorization)
-    matches = [
-        is_token(given, token) for token in tokens
-    ]  # all are compared: stopping at a match would show by the time which one matched
+    # All are compared: stopping at a match would show by the time which one matched.
+    matches = [is_token(given, token) for token in tokens]
     return bool(given) and any(matches)
 
 

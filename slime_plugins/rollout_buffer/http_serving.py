@@ -13,13 +13,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from typing import TYPE_CHECKING, Any
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.serve_settings import url_of
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 KEEPALIVE_TIMEOUT_S = 75.0
 BACKLOG = 4096
-ANY_HOST = frozenset({"", "0.0.0.0"})
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -52,11 +52,6 @@ def socket_addresses(host: str, port: int) -> list[tuple[int, Any]]:
     """
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return list(dict.fromkeys((one[0], one[4]) for one in found))
-
-
-def base_url(host: str, port: int) -> str:
-    """Returns the URL of an address listened on."""
-    return f"http://{'127.0.0.1' if host in ANY_HOST else host}:{port}"
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:
@@ -98,7 +93,7 @@ async def serving(
     try:
         for one in sockets or listen(host, port):
             await web.SockSite(runner, one, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
-        yield base_url(host, runner.addresses[0][1])
+        yield url_of(host, runner.addresses[0][1])
     finally:
         await runner.cleanup()
 

@@ -130,11 +130,17 @@ class ServeSettings(ListenerSettings):
     @property
     def base_url(self) -> str:
         """URL of the server for processes on this host."""
-        return f"http://{'127.0.0.1' if self.host in ('0.0.0.0', '') else self.host}:{self.port}"
+        return url_of(self.host, self.port)
 
     def resolved_data_roots(self) -> tuple[Path, ...]:
         """Returns the data roots as absolute real paths."""
         return tuple(root.resolve() for root in (self.data_roots or (Path.cwd(),)))
+
+
+def url_of(host: str, port: int) -> str:
+    """Returns the URL by which processes of this host reach an address that is listened on."""
+    name = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def build_serve_settings(**values: object) -> ServeSettings:
@@ -212,14 +218,16 @@ def generator_files(folders: Iterable[Path]) -> dict[str, str]:
 
 def token_from_environment() -> str | None:
     """Returns the client's token: the value of ``ROLLOUT_BUFFER_TOKEN``, None if it is not set."""
-    return os.environ.get("ROLLOUT_BUFFER_TOKEN") or None
+    return os.environ.get("ROLLOUT_BUFFER_TOKEN", "").strip() or None
 
 
 def validation_messages(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
     """Converts pydantic's errors to messages that start with the field's name; ``known`` are the valid fields."""
     found = []
     for entry in error.errors():
-        where = ".".join(str(part) for part in entry["loc"]) or "the request"
+        # pydantic names each kind of a union by its validator: num_process is a number or "auto"
+        path = [str(part) for part in entry["loc"] if not str(part).startswith(("function-", "literal["))]
+        where = ".".join(path) or "the request"
         if entry["type"] == "extra_forbidden":
             near = difflib.get_close_matches(where, list(known), n=1)
             found.append(f"{where} is not known{f'; did you mean {near[0]}?' if near else ''}")

@@ -17,8 +17,8 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient
-from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError, network_reason
+from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient, why_no_answer
+from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError, RolloutBufferError, network_reason
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "start_rollout": (({"rollout_task_type": "math"},), {}),
@@ -163,6 +163,15 @@ def test_more_items_than_one_write_takes_are_sent_in_several() -> None:
     large = "x" * (7 * 1024 * 1024)
     asyncio.run(client.write([{"uid": str(number), "text": large * (number % 3)} for number in range(5)], job_id="j"))
     assert transport.sizes[3:] == [2, 2, 1]  # 0 and 7, 14 and 0, 7 MB
+
+
+def test_no_password_and_no_token_is_in_what_is_said_of_a_call_that_fails() -> None:
+    with pytest.raises(requests.ConnectionError) as failed:
+        RolloutBufferClient("http://user:secret@127.0.0.1:9").jobs()
+    assert why_no_answer(failed.value) == "no answer from the buffer at http://***@127.0.0.1:9: Connection refused"
+    for token in ("secret\n", "sécret"):
+        with pytest.raises(ConfigError, match=r"^the token .* is not ASCII$"):
+            RolloutBufferClient("http://127.0.0.1:9", token=token)
 
 
 def test_errors_come_back_as_they_were_written() -> None:

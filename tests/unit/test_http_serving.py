@@ -19,11 +19,11 @@ def app() -> web.Application:
     return application
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 async def test_the_yielded_url_answers(host: str) -> None:
     async with serving(app(), host) as url, aiohttp.ClientSession() as http, http.get(url) as response:
         assert await response.text() == "here"
-        assert url.startswith("http://127.0.0.1:")
+        assert url.startswith("http://[::1]:" if ":" in host else "http://127.0.0.1:")
 
 
 async def test_a_port_that_is_taken_is_a_configuration_error_with_its_address() -> None:

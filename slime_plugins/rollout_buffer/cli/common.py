@@ -35,7 +35,6 @@ if TYPE_CHECKING:  # importing HTTP libraries would dominate the time of `--help
 
 
 class ExitCode(IntEnum):
-    WELL = 0  # done
     NO = 1  # a check failed (unhealthy, something is missing), or the command failed
     WRONG_CALL = 2  # an option, a file, a name or the token is wrong: the same call will fail again
     OUT_OF_REACH = 3  # the buffer does not answer
@@ -144,9 +143,11 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
         explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
         return _NoAnswerError(explanation), ExitCode.OUT_OF_REACH
-    if isinstance(error, ValueError):
+    if isinstance(error, wire.InvalidReplyError):
         explanation = f"there is no rollout buffer at --url ({error})"
         return _NoBufferError(explanation), ExitCode.NO
+    if isinstance(error, ValueError):
+        return RolloutBufferError(str(error)), ExitCode.NO
     assert isinstance(error, OSError)
     explanation = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
     return ConfigError(explanation), ExitCode.WRONG_CALL

@@ -114,7 +114,16 @@ def free_space(name: str, folder: Path, wanted: int) -> list[Finding]:
 
 def _disk(host: HostPlan) -> list[Finding]:
     folder = Path(host.settings.android_avd_home).expanduser()
-    return free_space("disk of the virtual devices", folder, host.devices * _FREE_BYTES_PER_EMULATOR)
+    return free_space("disk of the virtual devices", folder, _bytes_wanted(host, _FREE_BYTES_PER_EMULATOR))
+
+
+def _bytes_wanted(host: HostPlan, each: int) -> int:
+    """Returns the disk space for the clones of all devices, ``each`` bytes, less what existing clones take already."""
+    settings = host.settings
+    home = Path(settings.android_avd_home).expanduser()
+    names = map(settings.base_avd_name_pattern.format, range(settings.num_workers + settings.spare_devices))
+    taken = [min(each, allocated_bytes(home / f"{name}.avd")) for name in names]
+    return host.devices * each - sum(sorted(taken)[-host.devices :])
 
 
 def _memory(host: HostPlan) -> list[Finding]:
@@ -202,10 +211,10 @@ def _clones(host: HostPlan, base: Path) -> list[Finding]:
     except OSError as error:
         return [*findings, *checked("copies of the base device", False, str(error), "make it writable", needed=True)]
     each, emulators = allocated_bytes(base), host.devices
-    space = 0 if shared else emulators * each
+    space = 0 if shared else _bytes_wanted(host, each)
     how = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
     detail = (
-        f"{each / 1024**3:.1f} GiB each; {emulators} of them take {space / 1024**3:.0f} GiB and, at "
+        f"{each / 1024**3:.1f} GiB each; {emulators} of them take {space / 1024**3:.0f} GiB more and, at "
         f"{_COPIED_PER_S / 1e6:.0f} MB/s, about {space / _COPIED_PER_S / 60:.0f} min: {how}"
     )
     enough = shutil.disk_usage(base.parent).free >= space

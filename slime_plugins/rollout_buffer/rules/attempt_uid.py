@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-_PARTS = 5
-_MAX_PART = 16
-"""Digits of a part: every part that a client sends must fit into an integer column."""
+# At most 16 digits a part: every part that a client sends must fit into an integer column.
+_UID = re.compile(r"\.".join(["(0|[1-9][0-9]{0,15})"] * 5))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,13 +25,8 @@ class AttemptUid:
     @classmethod
     def parse(cls, text: str) -> AttemptUid | None:
         """Parses a uid; None if the text is none."""
-        parts = text.split(".")
-        if len(parts) != _PARTS or not all(map(_is_number, parts)):
+        found = _UID.fullmatch(text)
+        if found is None:
             return None
-        job_key, epoch, position, slot, attempt = map(int, parts)
+        job_key, epoch, position, slot, attempt = map(int, found.groups())
         return cls(job_key=job_key, epoch=epoch, position=position, slot=slot, attempt=attempt)
-
-
-def _is_number(part: str) -> bool:
-    """Returns True if ``str(int(part)) == part`` and the number is not negative."""
-    return part.isascii() and part.isdigit() and len(part) <= _MAX_PART and (part == "0" or part[0] != "0")

@@ -174,7 +174,7 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
 
     ``raw_reward`` is the reward before normalization.
     """
-    kept = [replace(member, raw_reward=_raw_reward_of(member)) for member in members]
+    kept = [replace(one, raw_reward=one.reward if one.raw_reward is None else one.raw_reward) for one in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
         return kept
     scores = z_scores([_required_reward(member) for member in kept])
@@ -220,10 +220,6 @@ def _required_reward(member: Member) -> float:
     if member.reward is None:
         raise GeneratorError(f"trajectory {member.uid} has no reward")
     return member.reward
-
-
-def _raw_reward_of(member: Member) -> float | None:
-    return member.reward if member.raw_reward is None else member.raw_reward
 
 
 DEFAULT_FUNCTIONS = GroupFunctions(

@@ -51,14 +51,10 @@ def parse_settings(text: str) -> StoredSettings:
     """Parses the settings of a job's row. Cached, since every write and poll reads the row."""
     kept = json.loads(text)
     wanted = kept.get("reward_range")
+    params = kept.get("sampling_params") or {}
     return StoredSettings(
-        generation_cap=_generation_cap(kept),
+        generation_cap=params.get("max_new_tokens") or params.get("max_tokens") or kept.get("max_tokens"),
         reward_range=None if wanted is None else (wanted[0], wanted[1]),
         kept=MappingProxyType(kept),
         **{name: value for name, value in kept.items() if name in _NAMES},
     )
-
-
-def _generation_cap(kept: Mapping[str, Any]) -> int | None:
-    params = kept.get("sampling_params") or {}
-    return params.get("max_new_tokens") or params.get("max_tokens") or kept.get("max_tokens")

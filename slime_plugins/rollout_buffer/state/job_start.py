@@ -102,7 +102,7 @@ def start_job(
         key = _create_job(connection, now, payload, packed)
     job = job_rows.get_job(connection, key)
     if payload.start_id is not None:
-        start_id_rows.insert_start_id(connection, key, job.job_id, payload.start_id, payload.identity())
+        start_id_rows.insert_start_id(connection, key, job.job_id, payload.start_id, payload.identity)
     attached = start.action is StartAction.ATTACH
     reopened = attached and start.job is not None and start.job.state is JobState.FAILED
     return StartedJob(job=job, attached=attached, reopened=reopened)
@@ -132,7 +132,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
             )
     if payload.fresh:
         return Start(action=StartAction.CREATE, job=job)
-    identity = payload.identity()
+    identity = payload.identity
     mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
     if identity not in mine:
         raise ConflictError(
@@ -148,7 +148,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
 def _job_of_same_start(connection: Connection, payload: StartPayload) -> JobRecord | None:
     if payload.start_id is None:
         return None
-    start = start_id_rows.find_start_id(connection, payload.start_id, payload.identity(), payload.job_id)
+    start = start_id_rows.find_start_id(connection, payload.start_id, payload.identity, payload.job_id)
     if start is None:
         return None
     job = job_rows.get_job(connection, start.job_key)
@@ -175,7 +175,7 @@ def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | Non
     """Returns the job of the payload's id; without an id, an open or failed job of equal identity."""
     if payload.job_id is not None:
         return job_rows.find_job(connection, payload.job_id)
-    identity = payload.identity()
+    identity = payload.identity
     same = [job for job in job_rows.all_jobs(connection) if identity in (job.identity, job.trainer_identity)]
     unfinished = [job for job in same if job.state in job_states.OPEN_STATES]
     if unfinished:
@@ -189,8 +189,8 @@ def _create_job(connection: Connection, now: float, payload: StartPayload, packe
         job_id=payload.job_id or f"{payload.task_type}-{uuid.uuid4().hex[:12]}",
         task_type=payload.task_type,
         state=JobState.RUNNING.value,
-        identity=payload.identity(),
-        trainer_identity=payload.identity() if payload.is_trainers else None,
+        identity=payload.identity,
+        trainer_identity=payload.identity if payload.is_trainers else None,
         engine_url=payload.remote_engine_url,
         settings=payload.settings(),
         options=payload.options,
@@ -249,7 +249,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     settings = {**job.settings.kept, **brought}
     changes: dict[str, Any] = {"settings": json.dumps(settings), "updated_at": now}
     if payload.is_trainers:
-        changes["trainer_identity"] = payload.identity()
+        changes["trainer_identity"] = payload.identity
     if payload.remote_engine_url is not None:
         changes["engine_url"] = payload.remote_engine_url
     if job.state is JobState.FAILED:

@@ -17,8 +17,8 @@ from typing import IO
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.http_serving import base_url
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
+from slime_plugins.rollout_buffer.serve_settings import url_of
 from slime_plugins.rollout_buffer.storage.data_dir import try_lock
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, stop_all
@@ -102,7 +102,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
             records.keep(child.process.identity for child in processes.children if child.process is not None)
             if not announced and any(child.ready for child in processes.children):
                 announced = True
-                on_ready(base_url(settings.host, processes.sockets[0].getsockname()[1]))
+                on_ready(url_of(settings.host, processes.sockets[0].getsockname()[1]))
     finally:
         stop_all([child.process for child in processes.children if child.process is not None], STOP_TIMEOUT_S)
         records.clear()

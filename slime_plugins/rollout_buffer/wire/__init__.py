@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.wire.images import shows_images as shows_image
 from slime_plugins.rollout_buffer.wire.items import TurnRewards as TurnRewards
 from slime_plugins.rollout_buffer.wire.items import checked_turn_rewards as checked_turn_rewards
 from slime_plugins.rollout_buffer.wire.items import trained_turns as trained_turns
+from slime_plugins.rollout_buffer.wire.trainer_replies import InvalidReplyError as InvalidReplyError
 from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutData as RolloutData
 from slime_plugins.rollout_buffer.wire.trainer_replies import RolloutItem as RolloutItem
 from slime_plugins.rollout_buffer.wire.trainer_replies import StartReply as StartReply

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from typing import Any
 
@@ -63,7 +62,7 @@ def decode_data_uri(uri: str, where: str = "image") -> Image:
         raise InvalidPayloadError(f"{where}: an inline image must be a base64 data URI of a PNG, JPEG or WebP")
     try:
         data = base64.b64decode(uri[match.end() :], validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # also for characters that are not ASCII
         raise InvalidPayloadError(f"{where}: the inline image is not valid base64 ({error})") from error
     media_type = image_media_type(data)
     if media_type is None or media_type != match.group(1):

@@ -53,7 +53,7 @@ def _finite(value: float) -> float:
 def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
-        is_url = parts.scheme in ("http", "https") and bool(parts.hostname)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and not any(map(str.isspace, value))
     except ValueError:  # its text would show a password in the address
         is_url = False
     if not is_url:

@@ -169,13 +169,9 @@ class StartPayload(JobSettings):
         return self
 
     @model_validator(mode="after")
-    def _asks_an_engine_without_token_ids_for_evaluations_alone(self) -> StartPayload:
+    def _asks_an_openai_engine_for_evaluations_by_a_models_name(self) -> StartPayload:
         if self.engine_api == "openai" and (not self.evaluation or self.task_type == EXTERNAL_TASK_TYPE):
             raise ValueError("engine_api openai gives no token ids to train on: it is for jobs with evaluation: true")
-        return self
-
-    @model_validator(mode="after")
-    def _names_the_model_of_an_engine_that_serves_several(self) -> StartPayload:
         if self.engine_api == "openai" and self.engine_model is None:
             raise ValueError("engine_model is missing: an engine of the kind openai is asked for a model by name")
         return self
@@ -187,28 +183,23 @@ class StartPayload(JobSettings):
         return self
 
     @model_validator(mode="after")
-    def _brings_input_for_its_runner(self) -> StartPayload:
-        if self.task_type != EXTERNAL_TASK_TYPE and not self.has_input:
+    def _has_an_input_and_an_engine_for_its_runner(self) -> StartPayload:
+        if self.task_type == EXTERNAL_TASK_TYPE:
+            return self
+        if not self.has_input:
             raise ValueError("input_file is missing: a path under the server's data roots (or send instances)")
-        return self
-
-    @model_validator(mode="after")
-    def _names_the_engine_for_its_runner(self) -> StartPayload:
-        if self.task_type != EXTERNAL_TASK_TYPE and self.remote_engine_url is None:
+        if self.remote_engine_url is None:
             raise ValueError("engine_url (remote_engine_url) is missing: the address of the SGLang router that samples")
         return self
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings as JSON, without the options."""
-        settings: dict[str, Any] = self.model_dump(mode="json", include=set(JobSettings.model_fields))
-        return settings
+        return self.model_dump(mode="json", include=set(JobSettings.model_fields))
 
     def named_settings(self) -> dict[str, Any]:
         """Returns the settings that the payload contains, without defaults."""
-        settings: dict[str, Any] = self.model_dump(
-            mode="json", include=set(JobSettings.model_fields), exclude_unset=True, exclude_none=True
-        )
-        return settings
+        names = set(JobSettings.model_fields)
+        return self.model_dump(mode="json", include=names, exclude_unset=True, exclude_none=True)
 
     @property
     def has_input(self) -> bool:
@@ -220,13 +211,12 @@ class StartPayload(JobSettings):
         """Returns True if a trainer starts the job: its payload has a skip list, possibly empty."""
         return self.skip_instance_ids is not None
 
-    def identity(self) -> str:
-        """Returns the digest of the payload: payloads with the same digest are the same job."""
-        return self._identity
-
     @functools.cached_property
-    def _identity(self) -> str:
-        """Hashes canonical JSON line by line, so that other threads run in between if there are a million lines."""
+    def identity(self) -> str:
+        """The digest of the payload: payloads with the same digest are the same job.
+
+        Canonical JSON is hashed line by line, so that other threads run in between if there are a million lines.
+        """
         content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         content["group_timeout_seconds"] = 300.0  # constant: older jobs have it in their digest, and are still found

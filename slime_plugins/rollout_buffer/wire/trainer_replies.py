@@ -33,6 +33,10 @@ class Error(WireRecord):
     """The error."""
 
 
+class InvalidReplyError(ValueError):
+    """A reply is not what the protocol says: it is probably not from a rollout buffer."""
+
+
 class StartReply(WireRecord):
     """The buffer's answer to ``start_rollout``."""
 
@@ -127,23 +131,23 @@ class RolloutData:
 
 
 def decode_start_reply(reply: Any) -> StartReply:
-    """Checks the reply to ``start_rollout``; raises ``ValueError`` on anything else."""
+    """Checks the reply to ``start_rollout``; raises ``InvalidReplyError`` on anything else."""
     try:
         return checked(StartReply.model_validate, reply, "the buffer's reply to start_rollout")
     except InvalidPayloadError as error:
-        raise ValueError(error.message) from error
+        raise InvalidReplyError(error.message) from error
 
 
 def decode_rollout_data(reply: Any) -> RolloutData:
     """Checks a reply to ``get_rollout_data``. One malformed item becomes an item with ``error``.
 
     Raises:
-        ValueError: the reply itself is not what the protocol says.
+        InvalidReplyError: the reply itself is not what the protocol says.
     """
     try:
         found = checked(_PollReply.model_validate, reply, "the buffer's reply")
     except InvalidPayloadError as error:
-        raise ValueError(error.message) from error
+        raise InvalidReplyError(error.message) from error
     return RolloutData(
         success=found.success,
         message=found.message,
@@ -155,7 +159,7 @@ def decode_rollout_data(reply: Any) -> RolloutData:
 def decode_item(item: Any, position: int = 0) -> RolloutItem:
     """Decodes one delivered item; a malformed one comes back with ``error`` and ``remove_sample`` set."""
     try:
-        return _decode_item(item, checked(Item.model_validate, item, ""))
+        return _decode_item(item, checked(Item.model_validate, item, f"item {position}"))
     except InvalidPayloadError as error:
         raw = item if isinstance(item, dict) else {"item": item}
         return RolloutItem(
@@ -166,7 +170,7 @@ def decode_item(item: Any, position: int = 0) -> RolloutItem:
             slot=_integer_or(raw.get("slot"), position),
             outcome=Outcome.FAILED.value,
             remove_sample=True,
-            error=f"item {position} {error}" if raw is not item else str(error),
+            error=str(error),
             raw=raw,
         )
 

@@ -182,6 +182,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
     generations = joined_generations(item.generations or ())
     turn_rewards = checked_turn_rewards(entry, item.messages, generations, where)
     extra_info = item.kept_extra_info()
+    id_lists = [ids for entry in item.generations or () for ids in (entry.prompt_ids, entry.output_ids)]
     came = dict(images or {})
     shown: dict[str, None] = {}
     body = {
@@ -202,12 +203,8 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
         body=body,
         images=came,
         generations=generations,
-        largest_id=max((_largest_id(entry) for entry in item.generations or ()), default=-1),
+        largest_id=max((max(ids, default=-1) for ids in id_lists), default=-1),
     )
-
-
-def _largest_id(entry: WrittenGeneration) -> int:
-    return max(max(entry.prompt_ids, default=-1), max(entry.output_ids, default=-1))
 
 
 # --- what is stored --------------------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def served(tmp_path: Path) -> Iterator[Served]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     found = Served(f"http://127.0.0.1:{server.port}", buffer, tmp_path / "data")
-    start = {"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j", "max_weight_version_lag": 0}
-    found.client.start_rollout(start)
+    settings = {"num_repeat_per_sample": 1, "max_weight_version_lag": 0, "max_groups_ahead": None, "note": None}
+    found.client.start_rollout({"task_type": "external", "job_id": "j", **settings})
     found.client.write(
         [written("u0", "a", reward=7.0, generations=sampled_by(0)), written("u1", "b", **EPISODE)], job_id="j"
     )
@@ -394,6 +394,10 @@ def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Pat
     assert (tmp_path / "out").read_text() == "mine"
     exported(served, tmp_path / "out", "--overwrite")
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").touch()
+    refused = served.run("export", "j", "--output", str(tmp_path / "mine"), "--overwrite")
+    assert (refused.exit_code, (tmp_path / "mine" / "notes").exists()) == (2, True)
 
 
 def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
@@ -414,17 +418,22 @@ def test_a_skip_list_is_exported_edited_and_lets_the_job_go_on_from_it(served: S
     gone = next(name for name in told["skip_instance_ids"] if name != "a")
     edit = ["skip-list", "edit", str(file), "--remove", gone, "--add", "e"]
     assert CliRunner().invoke(command_line, edit).exit_code == 0
-    before = served.client.job("j")["groups"]
+    job = served.client.job("j")
+    before = job["groups"]
     changed = json.loads(served.said("skip-list", "import", "j", str(file), "--yes", "--json"))
     assert changed["before"] == before
     assert changed["after"] == {**before, "delivered": 1, "ready": 2, "skipped": 1}
-    assert len(served.client.jobs()) == 1
+    assert [one["job_id"] for one in served.client.jobs()] == ["j"]
+    assert served.client.job("j")["settings"] == job["settings"]
 
 
 @pytest.mark.parametrize(("text", "encoding"), [('["a", 7]', "utf-8"), ("a\n7\n", "utf-8-sig")])
 def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path, text: str, encoding: str) -> None:
     (tmp_path / "l").write_text(text, encoding=encoding)
-    served.said("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
+    call = ("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
+    served.said(*call)
+    assert served.run(*call).exit_code == 2
+    served.said(*call, "--overwrite")
     start = json.loads((tmp_path / "start.json").read_text())
     assert start["skip_instance_ids"] == ["7", "a"]
     assert served.client.start_rollout(start).job_id == "j"

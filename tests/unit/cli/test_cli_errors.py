@@ -104,6 +104,8 @@ def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) ->
     result = run("jobs", "--url", stranger)
     assert result.exit_code == 1
     assert "no rollout buffer" in result.stderr
+    result = run("export", "j", "--output", ".", "--overwrite", "--url", stranger)
+    assert (result.exit_code, "buffer at" in result.stderr) == (2, False)
     result = run("status", "j", "--url", stranger)
     assert result.exit_code == 2
     assert "the server answered HTTP 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr

@@ -105,6 +105,17 @@ def test_ten_devices_of_a_tenth_fit_on_one_cpu() -> None:
     assert host_checks.room_for_devices(settings, {"CPU": 1.0, "memory": 2.0**40}) == 10
 
 
+def test_a_clone_that_exists_wants_no_more_disk_than_it_lacks(tmp_path: Path) -> None:
+    settings = bare(tmp_path).model_copy(update={"num_workers": 3, "android_avd_home": str(tmp_path)})
+    for name, size in (("0", 4096), ("2", 64 * 4096)):
+        clone = tmp_path / f"{settings.base_avd_name_pattern.format(name)}.avd"
+        clone.mkdir()
+        (clone / "userdata.img").write_bytes(b"x" * size)
+    for devices, wanted in ((3, 8 + 7), (1, 0)):
+        host = host_checks.HostPlan(settings=settings, devices=devices)
+        assert host_checks._bytes_wanted(host, 8 * 4096) == wanted * 4096
+
+
 def test_what_copies_of_the_base_device_take_is_computed_and_a_base_that_runs_is_named(tmp_path: Path) -> None:
     settings = bare(tmp_path).model_copy(update={"num_workers": 64, "android_avd_home": str(tmp_path / "avd")})
     base = tmp_path / "avd" / "AndroidWorldAvd.avd"
@@ -113,7 +124,7 @@ def test_what_copies_of_the_base_device_take_is_computed_and_a_base_that_runs_is
     (base / "multiinstance.lock").touch()
     findings = examined(settings, tmp_path)
     assert findings["base device can be cloned"].state is State.OK
-    assert "64 of them take 0 GiB" in findings["copies of the base device"].detail
+    assert "64 of them take 0 GiB more" in findings["copies of the base device"].detail
     (base / "hardware-qemu.ini.lock").write_text(f"{os.getpid()}")
     running = examined(settings, tmp_path)["base device can be cloned"]
     assert (running.state, running.detail) == (State.MISSING, f"the process {os.getpid()} runs it")

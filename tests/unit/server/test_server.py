@@ -308,7 +308,13 @@ def test_screenshots_come_back_by_hash_or_inline(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["data:image/png;base64,####", "data:text/html;base64,AAAA", "data:image/png;base64,AAAA"]
+    "url",
+    [
+        "data:image/png;base64,####",
+        "data:image/png;base64,é",
+        "data:text/html;base64,AAAA",
+        "data:image/png;base64,AAAA",
+    ],
 )
 def test_a_bad_inline_image_is_refused(client: FlaskClient, url: str) -> None:
     start(client)

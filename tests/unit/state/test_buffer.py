@@ -247,6 +247,16 @@ def test_a_job_nobody_polls_pauses_itself_and_the_next_poll_resumes_it(buffer: B
     assert (resumed.state.value, resumed.updated_at) == ("running", clock())
 
 
+def test_an_idle_job_that_a_user_resumes_waits_as_long_again_for_a_poll(buffer: Buffer, clock: SettableClock) -> None:
+    job = idle_job(buffer, clock)
+    buffer.pause_idle_jobs()
+    buffer.change_job(job.job_id, "resume")
+    clock.advance(59)
+    assert buffer.pause_idle_jobs() == []
+    clock.advance(2)
+    assert buffer.pause_idle_jobs() == [job.job_id]
+
+
 def test_a_job_that_ended_while_it_was_found_idle_stays_as_it_ended(
     buffer: Buffer, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

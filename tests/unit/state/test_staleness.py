@@ -91,7 +91,7 @@ def test_dropping_is_asked_for_by_name(buffer: Buffer, clock: SettableClock) -> 
 
 
 def test_the_policy_may_change_from_one_start_to_the_next() -> None:
-    names = {parse(StartPayload, {"task_type": "external", **more}).identity()
+    names = {parse(StartPayload, {"task_type": "external", **more}).identity
              for more in ({}, {"staleness_policy": "admit"}, {"staleness_policy": "drop"})}  # fmt: skip
     assert len(names) == 1
 

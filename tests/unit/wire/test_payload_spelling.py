@@ -79,6 +79,19 @@ def test_options_of_generators_and_parameters_of_engines_pass() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"num_process": "a"}, r"num_process: Input should be .* integer, [^;]*; num_process: Input should be 'auto'"),
+        ({"remote_engine_url": "http://a b"}, "remote_engine_url: must be a URL like http://host:port"),
+        ({"remote_engine_url": "http://a\n"}, "remote_engine_url: must be a URL like http://host:port"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_key_alone(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidPayloadError, match=f"^{says}$"):
+        parse(StartPayload, {**BODY, **changes})
+
+
+@pytest.mark.parametrize(
     ("key", "says"), [("lease", "lease is not known; did you mean lease_s?"), ("xyz", "xyz is not known$")]
 )
 def test_a_key_that_a_body_does_not_have_is_refused_with_the_nearest(key: str, says: str) -> None:

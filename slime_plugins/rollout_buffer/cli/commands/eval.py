@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.live import Live
@@ -43,11 +42,6 @@ NOTE_INTERVAL_S = 30.0
 Report = Mapping[str, Any]
 
 
-class EngineApi(StrEnum):
-    SGLANG = "sglang"
-    OPENAI = "openai"
-
-
 # --- options ---------------------------------------------------------------------------------------------------------
 
 
@@ -74,7 +68,9 @@ class EvaluationOptions:
     pass_k: Annotated[
         list[int] | None, typer.Option(help="A k of pass@k to report; repeatable. [default: powers of two]")
     ] = None
-    api: Annotated[EngineApi, typer.Option(help="SGLang's /generate, or chat completions.")] = EngineApi.SGLANG
+    api: Annotated[Literal["sglang", "openai"], typer.Option(help="SGLang's /generate, or chat completions.")] = (
+        "sglang"
+    )
     model: Annotated[str | None, typer.Option(help="The model. [default: the one that the engine names]")] = None
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable with the key of an OpenAI-compatible server.")
@@ -140,9 +136,9 @@ class EvaluationOptions:
             task_type=self.task_type,
             tasks=self.tasks or _demo_tasks(self.task_type),
             engine_url=self.engine_url.rstrip("/"),
-            api=self.api.value,
+            api=self.api,
             model=self.model,
-            api_key=os.environ.get(self.api_key_env) if self.api is EngineApi.OPENAI else None,
+            api_key=os.environ.get(self.api_key_env) if self.api == "openai" else None,
             tokenizer=self.tokenizer,
             samples_per_task=self.samples_per_task,
             sampling_params={

@@ -100,6 +100,8 @@ def export(
     with report_errors():
         write = _writer(file_format)
         refuse_existing(output, overwrite=overwrite)
+        if output.is_dir() and not (output / "dataset_info.json").is_file():
+            raise ConfigError(f"--output {output} is a folder that holds no data set, and is not replaced")
         work = _Export(
             client=connect(url),
             job_id=job_id,
@@ -212,7 +214,9 @@ def _fetched(work: _Export, sha256: str) -> tuple[str, bytes | None]:
     if work.images is Images.EMBED:
         return name, content
     work.images_folder.mkdir(parents=True, exist_ok=True)
-    (work.images_folder / name).write_bytes(content)
+    partial = work.images_folder / f".{name}"  # a file that an aborted export left behind is written again
+    partial.write_bytes(content)
+    partial.replace(work.images_folder / name)
     return f"{work.images_folder.name}/{name}", None
 
 

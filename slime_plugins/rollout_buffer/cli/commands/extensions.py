@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.common import ExitCode, errors
+from slime_plugins.rollout_buffer.cli.common import ExitCode, ended
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Extension, Group, installed, missing
 
@@ -47,16 +47,8 @@ def _checked(extension: Extension) -> Callable[..., object]:
 
 
 def _register_failing(app: typer.Typer, name: str, message: str) -> None:
-    app.command(
-        name,
-        help=f"Not available: {message}",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    )(_failing(message))
+    taking_anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-
-def _failing(message: str) -> Callable[[], None]:
+    @app.command(name, help=f"Not available: {message}", context_settings=taking_anything)
     def command() -> None:
-        errors.print(f"rollout-buffer: {message}", style="red", highlight=False, soft_wrap=True)
-        raise typer.Exit(ExitCode.NO)
-
-    return command
+        raise ended(ConfigError(message), ExitCode.NO)

@@ -74,11 +74,14 @@ def doctor(
 ) -> None:
     """Check what this machine, or each node of a Ray cluster, lacks for the devices of the Android World settings.
     Exit code 1 when something is missing."""
-    from slime_plugins.rollout_buffer.cli.doctor import Examination, examine, verdict
+    from slime_plugins.rollout_buffer.cli.doctor import Examination, check_launch, examine, verdict
     from slime_plugins.rollout_buffer.generator.android_world.config import load_settings
 
     if launch is not None:
-        raise typer.Exit(_check_launch(launch, as_json=as_json))
+        code, lines = check_launch(launch, quietly=as_json)
+        if as_json:
+            print_json({"launch": launch, "well": code == 0, "lines": lines})
+        raise typer.Exit(code)
     with report_errors():
         set_android_settings(android_config, android)
         settings = load_settings({})
@@ -99,15 +102,6 @@ def doctor(
         console.print(conclusion)
     if any(finding.state == "missing" for finding in findings):
         raise typer.Exit(1)
-
-
-def _check_launch(kind: str, *, as_json: bool) -> int:
-    from slime_plugins.rollout_buffer.cli.doctor import check_launch
-
-    code, lines = check_launch(kind, quietly=as_json)
-    if as_json:
-        print_json({"launch": kind, "well": code == 0, "lines": lines})
-    return code
 
 
 def _print_findings(findings: Sequence[Finding], device: str) -> None:

@@ -38,8 +38,8 @@ MAX_CAUSE = 120
 
 def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the jobs, newest first."""
-    client = connect(url)
     with report_errors():
+        client = connect(url)
         found = client.jobs()
         causes = [] if as_json else [_cause(client, job) for job in found]
     if as_json:
@@ -81,9 +81,9 @@ def status(
     ] = False,
 ) -> None:
     """Show the progress of jobs, the state of every slot, and why a job does not progress."""
-    client = connect(url)
 
     def read() -> list[dict[str, Any]]:
+        client = connect(url)
         shown = [client.job(job_id)] if job_id is not None else _open_and_last(client.jobs())
         return [{**job, "now": client.explanation(job["job_id"])} for job in shown]
 

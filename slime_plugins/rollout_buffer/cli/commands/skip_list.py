@@ -113,6 +113,7 @@ def import_list(
     output: Annotated[
         Path | None, typer.Option(help="Write the start payload with the list here, and change no job.")
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output if it exists.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
@@ -125,9 +126,12 @@ def import_list(
         job = client.job(job_id)  # fails if the job does not exist, instead of starting it
         start = {**_start_payload(job, payload), "job_id": job_id, FIELD: sorted(ids.elements())}
         if output is not None:
-            refuse_existing(output, overwrite=False)
+            refuse_existing(output, overwrite=overwrite)
             output.write_text(json.dumps(start, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-            _print_payload(ids.total(), output, as_json=as_json)
+            if as_json:
+                print_json({"entries": ids.total(), "output": str(output)})
+            else:
+                console.print(f"a start payload with {ids.total()} entries is in {output}; no job was changed")
             return
         if not yes:
             errors.print(
@@ -142,13 +146,6 @@ def import_list(
         return
     changes = [f"{state} {job['groups'][state]} → {count}" for state, count in after["groups"].items()]
     console.print(f"groups: {', '.join(changes)}")
-
-
-def _print_payload(entries: int, output: Path, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"entries": entries, "output": str(output)})
-    else:
-        console.print(f"a start payload with {entries} entries is in {output}; no job was changed")
 
 
 def count_consumed_groups(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
@@ -210,8 +207,7 @@ def read_skip_list(file: Path) -> Counter[str]:
 
 def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     if file is None:
-        given = {key: value for key, value in job["settings"].items() if value is not None}
-        start = given if job["engine_url"] is None else {**given, "remote_engine_url": job["engine_url"]}
+        start = {**job["settings"], "remote_engine_url": job["engine_url"]}
         if holds_redacted(start):
             raise ConfigError("no reply shows the job's password, key or header: give its start with --payload")
         return start

@@ -98,7 +98,7 @@ def _payload(path: Path) -> dict[str, Any]:
     from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         try:
             body = json.loads(text, object_pairs_hook=_each_key_once)
         except (ValueError, RecursionError):

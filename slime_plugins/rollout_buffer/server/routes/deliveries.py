@@ -42,7 +42,7 @@ def deliveries(job_id: str, page: PageQuery) -> DeliveryPage:
 def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
     """Show a past delivery.
 
-    Returns the same bytes as the reply to its poll, except `acknowledged`, which answered the `ack` of that poll.
+    Returns the same bytes as the reply to its poll, but always with dummies, and without `acknowledged`.
     Changes no lease and no state.
     """
     found = the_inspection().delivery(delivery_id)
