@@ -35,7 +35,7 @@ async def evaluate(
     metrics: dict[str, float] = {}
     for eval_set in eval_sets(args):
         groups, planned = await _play_eval_set(args, rollout_id, eval_set, settings, client)
-        trajectories = _measured(args, eval_set, groups)
+        trajectories = _played_trajectories(args, eval_set, groups)
         if not trajectories:
             raise GeneratorError(f"evaluation set {eval_set.name} has no trajectory with a reward")
         data[eval_set.name] = {
@@ -54,18 +54,18 @@ async def _play_eval_set(
 ) -> tuple[list[Group], int]:
     """Plays a set as a job of its own; returns its delivered groups and its planned number of trajectories.
 
-    The groups have no tensors of screenshots; failed groups are not among them. After an error the job is cancelled, to
-    free its devices and the engine.
+    The groups have no tensors of screenshots; failed groups are left out. After an error or a cancellation the job is
+    cancelled, to free its devices and the engine.
     """
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
-    await asyncio.to_thread(send_start, settings, payload)
     rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # not trained
     converter = DeliveryConverter(client, rows, None, max_failures=settings.max_failures)
     try:
+        await asyncio.to_thread(send_start, settings, payload)
         groups = await _all_groups(JobFeed(client, settings, job_id), converter)
         job = await with_retries("jobs", settings.max_failures, lambda: client.job(job_id))
-    except Exception:
+    except BaseException:  # the reply to a start that the buffer has executed may be lost
         with contextlib.suppress(Exception):
             await client.cancel(job_id)
         raise
@@ -100,7 +100,7 @@ def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dic
     return {f"eval/{name}-weight_versions": len(together), f"eval/{name}-spanning_a_change": spanning}
 
 
-def _measured(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
+def _played_trajectories(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
     """Returns the played trajectories; only those of complete groups if slime computes pass rates."""
     whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
     trajectories = []

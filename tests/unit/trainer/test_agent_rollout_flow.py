@@ -520,6 +520,15 @@ def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> No
         assert trainer.data_source.get_metadata() == {"0": ["task-0", "task-1"]}
 
 
+def test_an_evaluation_whose_start_was_not_answered_is_cancelled(buffer: LoopbackBuffer) -> None:
+    buffer.script("/start_rollout", ScriptedReply(lost=True))
+    trainer = trainer_of(buffer, eval_prompt_data=["held-out", "eval.jsonl"], fetch_trajectory_retry_times=0)
+
+    with pytest.raises(RetriesUsedUpError):
+        trainer.evaluate(0)
+    assert buffer.only_job().state == "cancelled"
+
+
 # --- the functions for loops of one's own -----------------------------------------------------------------------------
 
 
