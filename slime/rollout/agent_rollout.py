@@ -34,15 +34,15 @@ from slime.rollout.agent_rollout_argument_checks import (
     sees_images,
 )
 from slime.rollout.agent_rollout_batch import played, replace_trajectories_without_log_probs, rule_of
-from slime.rollout.agent_rollout_data_source import GroupStore
-from slime.rollout.agent_rollout_eval import evaluate
-from slime.rollout.agent_rollout_postprocess import (
+from slime.rollout.agent_rollout_data_postprocess import (
     RowName,
     drop_unknown_log_probs,
     is_reporting_rank,
     report_rows,
     take_weight_off_dummies,
 )
+from slime.rollout.agent_rollout_data_source import GroupStore
+from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_samples import Group, batch_metrics, finish_batch, samples_of_group, trajectories_of
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,
@@ -257,8 +257,8 @@ def start_rollout(
         start_id=start_id or uuid.uuid4().hex,
     )
     reply = send_start(settings, payload)
-    _last_started[settings.buffer_url.rstrip("/")] = reply["job_id"]
-    return reply
+    _last_started[settings.buffer_url] = reply.job_id
+    return {"job_id": reply.job_id, "state": reply.state, "message": reply.message}
 
 
 def log_raw_info(args: Any, all_meta_info: list[dict[str, Any]], rollout_id: int) -> None:
@@ -453,7 +453,6 @@ class _TrainingRollout:
 
     async def _acknowledged(self, batch: list[Group]) -> list[Group]:
         """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer."""
-        _refuse_batch_without_training(batch)
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
         if self._settings.on_policy:
@@ -471,7 +470,7 @@ class _TrainingRollout:
         self._received = [group for group in self._received if self._is_ours(group)]
 
     def _is_ours(self, group: Group) -> bool:
-        return self._progress.holds((_first_members([group])[0][0].metadata or {}).get("delivery_id"))
+        return self._progress.holds(_first_members([group])[0][0].metadata.get("delivery_id"))
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:

@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from slime.rollout.agent_rollout_argument_checks import NORMALIZING_ESTIMATORS, STD_ESTIMATORS
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH, RowName
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH, RowName
 from slime.rollout.agent_rollout_sample_fields import execution_of
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.reward_normalization import group_baseline, mean
@@ -151,14 +151,12 @@ def _warn_of_cut_rewards() -> None:
 # --- rewards of turns ------------------------------------------------------------------------------------------------
 
 
-def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
-    """Adds token advantages to the ``index`` of each row in groups with rewards of turns.
+def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> None:
+    """Adds token advantages to the ``index`` of each row in groups with rewards of turns, except of dummies.
 
-    Returns the number of trajectories with advantages. Dummies and groups with one played trajectory get none. The
-    normalization arguments are those of ``post_process_rewards``.
+    The normalization arguments are those of ``post_process_rewards``.
     """
     shares = played_shares(args, samples)
-    given = set()
     for group in _groups_with_turns(samples):
         returns = list(_returns(group).values())
         middle, scale = group_baseline(returns, by_std=divides_by_std(args)) if normalizes(args) else (0.0, 1.0)
@@ -168,8 +166,6 @@ def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> int:
             worth = summable([(one - middle) * scale / share for one in _token_returns(sample)])
             along = laid_out(sample.loss_mask or [], worth, 0.0)
             sample.index = RowName.with_advantages(sample.index, along, rows=rows[key])
-            given.add(key)
-    return len(given)
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:

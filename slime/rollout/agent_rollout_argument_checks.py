@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_sample_fields import execution_field
 from slime.rollout.agent_rollout_settings import (
     ADVANTAGE_PATH,

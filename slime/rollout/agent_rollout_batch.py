@@ -21,9 +21,9 @@ from typing import Any
 
 from slime.rollout.agent_rollout_advantages import normalizes, scales_by_played_share
 from slime.rollout.agent_rollout_argument_checks import ESTIMATORS_WITHOUT_DUMMIES
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import Group, as_dummy, rows_of, trajectories_of
-from slime.rollout.agent_rollout_settings import ShortGroups, buffer_attributes
+from slime.rollout.agent_rollout_settings import ShortGroups, buffer_attributes, step_size
 from slime_plugins.rollout_buffer.errors import GeneratorError
 
 logger = logging.getLogger(__name__)
@@ -138,12 +138,12 @@ def rule_of(args: Any) -> BatchRule:
     Raises:
         ConfigError: ``rollout_buffer_short_groups`` has an unknown value.
     """
-    groups, members = int(args.rollout_batch_size), int(args.n_samples_per_prompt)
+    members = int(args.n_samples_per_prompt)
     path = getattr(args, "custom_reward_post_process_path", None)
     return BatchRule(
-        groups=groups,
+        groups=int(args.rollout_batch_size),
         members=members,
-        step=int(getattr(args, "global_batch_size", None) or groups * members),
+        step=step_size(args),
         short_groups=buffer_attributes(args).rollout_buffer_short_groups,
         whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes(args)),
         least=2 if normalizes(args) and members > 1 else 1,

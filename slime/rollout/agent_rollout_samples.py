@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from slime.rollout.agent_rollout_argument_checks import needs_even_row_lengths, rows_divisor
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_sample_fields import (
     check_weighs_trajectories,
     fill_records,
@@ -200,7 +200,7 @@ def _share_metadata_keys(samples: Sequence[Sample]) -> None:
 def _agree_on_round_number(samples: Sequence[Sample]) -> None:
     """Gives samples without a round number, such as dummies, the mean: slime sums it over all samples."""
     given: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
-    known = [(sample, value) for sample, value in given if _is_finite(value) and not sample.remove_sample]
+    known = [(sample, value) for sample, value in given if metrics.is_number(value) and not sample.remove_sample]
     if not known:
         for sample in samples:
             sample.metadata.pop("round_number", None)
@@ -231,10 +231,6 @@ def _name(source: Any) -> str:
     return str(source or "unknown")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     """Gives log-probs to all samples or to none: slime reads them of every sample if the first one has them."""
     trained = [sample for sample in samples if not sample.remove_sample]
@@ -242,7 +238,7 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     if lacking and trains_without_log_probs(args):
         is_forgotten = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
         if not is_forgotten:
-            _warn_of_unknown_log_probs(len(lacking), len(trained))
+            _warn_of_unknown_log_probs()
         for sample in lacking:
             sample.rollout_log_probs = [math.nan if is_forgotten else 0.0] * sample.response_length
     elif lacking or not trained:
@@ -257,13 +253,11 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _warn_of_unknown_log_probs(lacking: int, trained: int) -> None:
+def _warn_of_unknown_log_probs() -> None:
     logger.warning(
-        "%d of %d rows have no log-probs of the engine, and slime needs their shape with one step per rollout and no "
-        "KL penalty: they are set to 0, which the loss does not use, and train_rollout_logprob_abs_diff is "
-        "meaningless; --rollout-data-postprocess-path %s removes them",
-        lacking,
-        trained,
+        "rows have no log-probs of the engine, and slime needs their shape with one step per rollout and no KL "
+        "penalty: they are set to 0, which the loss does not use, and train_rollout_logprob_abs_diff is meaningless; "
+        "--rollout-data-postprocess-path %s removes them",
         POSTPROCESS_PATH,
     )
 

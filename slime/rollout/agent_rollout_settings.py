@@ -74,6 +74,7 @@ def _text_unshown(given: Any) -> str:
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_of_text)]
 Seconds = Annotated[Number, Field(gt=0), MustBe("a number of more than 0 seconds")]
 Whole = Annotated[int, Field(ge=0), MustBe("a whole number of at least 0")]
+RowsOfReport = Annotated[Whole, Field(le=1000), MustBe("a whole number from 0 to 1000")]
 AtLeastOne = Annotated[int, Field(ge=1), MustBe("a whole number of at least 1")]
 
 
@@ -99,9 +100,7 @@ class BufferAttributes(WireRecord):
     rollout_buffer_keep_images: bool = False
     rollout_buffer_pixel_dtype: Literal["float32", "bfloat16"] | None = None
     rollout_buffer_report_drift: bool = True
-    rollout_buffer_report_rows: Annotated[Whole, Field(le=1000), MustBe("a whole number from 0 to 1000")] = (
-        MAX_ROWS_PER_REPORT
-    )
+    rollout_buffer_report_rows: RowsOfReport = MAX_ROWS_PER_REPORT
     rollout_buffer_loss_mask: str | None = None
     rollout_buffer_max_row_tokens: Whole | None = None
     rollout_buffer_max_token_lag: Whole | None = None

@@ -18,10 +18,10 @@ class DriftKind(StrEnum):
 
     SPLIT = "split"  # the same text in other tokens
     TEXT = "text"  # another text: normalised, stripped or re-serialised by tokenizer, parser or template
-    BOUNDARY = "boundary"  # generation prompt and first sampled character became one token
+    BOUNDARY = "boundary"  # one rebuilt token holds the end of the generation prompt and the first sampled character
     EOS = "eos"  # the template closes a truncated turn, or closes it with another token than the sampled one
     THINK_STRIPPED = "think_stripped"  # the template dropped sampled reasoning
-    INJECTED = "injected"  # text that looks like an added token became one, or vice versa
+    INJECTED = "injected"  # text that looks like an added token was rebuilt as one, or vice versa
     CONTEXT = "context"  # the prompt differs, not the output
     MASK = "mask"  # equal tokens with different masks
     ROWS = "rows"  # the trajectory packs into more than one row; its messages rebuild into one
@@ -32,10 +32,10 @@ class DriftKind(StrEnum):
 class DriftReport:
     """Differences between sampled and rebuilt tokens in ids and mask; ``kinds`` is empty if there are none.
 
-    ``first_differing_turn`` is the index of a generation, and ``first_differing_token`` the index in its prompt and
-    output together, which is their length if only the images differ; both are None without differences or if only the
-    numbers of turns differ. ``tokens_affected`` counts sampled tokens between the common prefix and the common suffix
-    of the turn.
+    ``first_differing_turn`` is the index of the first generation that differs, and ``first_differing_token`` the index
+    of its first differing token in prompt and output together, which is their length if only the images differ. Both
+    are None without differences, or if only the numbers of turns differ. ``tokens_affected`` counts, over all turns,
+    the sampled tokens between the common prefix and the common suffix of sampled and rebuilt output.
     """
 
     kinds: list[str]
@@ -93,19 +93,20 @@ def compare_with_rebuilt(
     if len(rows) > 1:
         kinds.add(DriftKind.ROWS)
     pairs = zip(generations, rebuilt.turns, strict=False)
-    differences = [_Difference(generation, its_turn, rebuilt) for generation, its_turn in pairs]
-    kinds.update(*(one.kinds for one in differences))
-    places = [(index, one.first_token) for index, one in enumerate(differences) if one.kinds]
-    if len(rows) > 1 and not places:
+    differences = [_Difference(generation, turn, rebuilt) for generation, turn in pairs]
+    kinds.update(*(difference.kinds for difference in differences))
+    first = next(((index, found.first_token) for index, found in enumerate(differences) if found.kinds), None)
+    if len(rows) > 1 and first is None:  # the images differ: the generation that opens the second row
         opening = rows[1].generation_indices[0]
         tokens = [*generations[opening].prompt_ids, *generations[opening].output_ids]
-        places = [(opening, _common(tokens, rebuilt.token_ids))]
-    turn, token = places[0] if places else (None, None)
+        first = opening, _common(tokens, rebuilt.token_ids)
+    turn_index, token_index = first or (None, None)
     return DriftReport(
+        # A difference in no turn is one of the context.
         kinds=[kind.value for kind in DriftKind if kind in (kinds or {DriftKind.CONTEXT})],
-        first_differing_turn=turn,
-        first_differing_token=token,
-        tokens_affected=sum(one.tokens_affected for one in differences),
+        first_differing_turn=turn_index,
+        first_differing_token=token_index,
+        tokens_affected=sum(difference.tokens_affected for difference in differences),
         rows=len(rows),
     )
 

@@ -1,5 +1,8 @@
 """Rebuilds training rows and masks from messages, with slime's class ``MultiTurnLossMaskGenerator``.
 
+``register_loss_mask_type`` adds a loss mask type. A family of chat templates whose turns cannot be found by one header
+and one end marker is a ``Dialect`` of ``mask_template.py``.
+
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 """
 
@@ -280,10 +283,7 @@ class MultiTurnLossMaskGenerator:
 
     def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_masks: Sequence[int]) -> list[str]:
         """Decodes each contiguous run of trained tokens."""
-        texts = []
-        for start, end in _trained_stretches(loss_masks):
-            texts.append(self.tokenizer.decode(list(token_ids[start:end])))
-        return texts
+        return [self.tokenizer.decode(list(token_ids[start:end])) for start, end in _trained_stretches(loss_masks)]
 
     def gen_multi_turn_loss_mask_qwen(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
@@ -304,8 +304,7 @@ class MultiTurnLossMaskGenerator:
 
     def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
         """Returns every index at which ``sublist`` begins in ``main_list``. Unused; part of slime's class."""
-        size = len(sublist)
-        wanted = list(sublist)
+        wanted, size = list(sublist), len(sublist)
         return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
 
     def get_system_message_length(self) -> tuple[int, int]:
@@ -452,9 +451,7 @@ class MultiTurnLossMaskGenerator:
             self._undecided_was_reported |= not quiet
 
     def _assemble(self, rendering: Rendering, chunks: Sequence[Chunk]) -> MaskedConversation:
-        token_ids: list[int] = []
-        for chunk in chunks:
-            token_ids.extend(chunk.ids)
+        token_ids = [token_id for chunk in chunks for token_id in chunk.ids]
         loss_mask = [0] * len(token_ids)
         undecided: list[Undecided] = []
         turns: list[MaskedTurn] = []
@@ -551,15 +548,15 @@ def _reasoning_of(message: Message) -> str:
 
 
 def call_with_tools(method: Any, messages: Sequence[Message], tools: Sequence[Any] | None) -> IdsAndMask:
-    """Calls a custom mask method, with tools if it accepts them, and checks its result.
+    """Calls a custom mask method, with tools if it has a second positional parameter, and checks its result.
 
     Raises:
         ValueError: the result is not ids with a mask.
     """
-    parameters = inspect.signature(method).parameters.values()
-    kinds = {parameter.kind for parameter in parameters}
-    takes_more = inspect.Parameter.VAR_POSITIONAL in kinds or len(parameters) > 1
-    given = method(messages, tools) if takes_more else method(messages)
+    several = inspect.Parameter.VAR_POSITIONAL
+    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
+    takes_tools = several in kinds or any(kind < several for kind in kinds[1:])
+    given = method(messages, tools) if takes_tools else method(messages)
     return checked_ids_and_mask(given)
 
 

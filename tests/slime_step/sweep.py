@@ -22,7 +22,7 @@ import batches  # type: ignore[import-not-found]  # beside this file, which is a
 import slime_manager_program as program  # type: ignore[import-not-found]  # of the integration tests, on the path too
 import torch
 
-from slime.rollout import agent_rollout, agent_rollout_postprocess
+from slime.rollout import agent_rollout, agent_rollout_data_postprocess
 from slime.rollout.agent_rollout_argument_checks import check_arguments, log_probs_come_with_the_loss
 from slime.rollout.agent_rollout_batch import replace_trajectories_without_log_probs
 from slime.rollout.agent_rollout_samples import finish_batch, trajectories_of
@@ -35,7 +35,7 @@ FLAGS = ("log_multi_turn", "log_passrate", "log_correct_samples")
 RANKS = (1, 2, 4)
 STEPS = {"one_step": 8, "two_steps": 4}
 """Trajectories of a step: with one step for each rollout slime computes no log-probs before it."""
-HOOK = agent_rollout_postprocess.POSTPROCESS_PATH
+HOOK = agent_rollout_data_postprocess.POSTPROCESS_PATH
 LOG_PROB = -1.0
 
 
@@ -194,11 +194,11 @@ def mean(parts: list[tuple[float, float]]) -> float:
 
 def run_hook(shards: list[dict[str, Any]]) -> None:
     """Runs our hook on every rank; the ranks know of each other what a process group would tell."""
-    steps = [agent_rollout_postprocess.played_trajectories(shard) for shard in shards]
-    known = [agent_rollout_postprocess.knows_log_probs(shard) for shard in shards]
+    steps = [agent_rollout_data_postprocess.played_trajectories(shard) for shard in shards]
+    known = [agent_rollout_data_postprocess.knows_log_probs(shard) for shard in shards]
     for shard in shards:
-        agent_rollout_postprocess.take_weight_off_dummies(shard, lambda _: steps)
-        agent_rollout_postprocess.drop_unknown_log_probs(shard, lambda _: known)
+        agent_rollout_data_postprocess.take_weight_off_dummies(shard, lambda _: steps)
+        agent_rollout_data_postprocess.drop_unknown_log_probs(shard, lambda _: known)
 
 
 def figures_of(args: Namespace, shard: dict[str, Any]) -> dict[str, tuple[float, float]]:

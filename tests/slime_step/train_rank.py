@@ -92,7 +92,7 @@ def named(fields: dict[str, Any], kind: Any) -> Any:
     job_id = fields.pop("job_id", None)
     sample = kind(**fields)
     if job_id is not None:
-        from slime.rollout.agent_rollout_postprocess import RowName
+        from slime.rollout.agent_rollout_data_postprocess import RowName
 
         uid, row = fields["prompt"], fields["metadata"]["row"]
         sample.index = RowName.of(sample.index, job_id=job_id, uid=uid, row=row)
@@ -198,7 +198,7 @@ def hook_of(args: Namespace, changes: dict[str, Any]) -> Any:
 
 def flush_reports() -> None:
     """Waits until what the hook reports to a buffer has arrived there."""
-    reports = sys.modules.get("slime.rollout.agent_rollout_postprocess")
+    reports = sys.modules.get("slime.rollout.agent_rollout_data_postprocess")
     for reporter in reports.reporters() if reports else ():
         reporter.flush()
 

@@ -64,7 +64,7 @@ def files() -> dict[str, set[str]]:
 LAYER_OF = {package: level for level, packages in enumerate(LAYERS) for package in packages.split()}
 TORCH_USERS = (
     "trainer.vision",
-    "slime.rollout.agent_rollout_postprocess",
+    "slime.rollout.agent_rollout_data_postprocess",
     "slime.rollout.agent_rollout_advantages",
 )
 RAY_USERS = ("devices.ray_cluster",)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from slime_plugins.rollout_buffer.evaluation.statistics import Estimate, mean_difference, mean_over_tasks, pass_at_k
+from slime_plugins.rollout_buffer.evaluation.statistics import mean_difference, mean_over_tasks, pass_at_k
 from slime_plugins.rollout_buffer.rules.trajectory_stats import mean_of_known
 
 FORMAT = 1
@@ -127,7 +127,7 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
         "only_old": len(theirs) - len(common),
         "new": statistics.fmean(ours[name] for name in common),
         "old": statistics.fmean(theirs[name] for name in common),
-        "difference": _as_dict(mean_difference(differences, seed)),
+        "difference": asdict(mean_difference(differences, seed)),
         "better": sum(difference > 0 for difference in differences),
         "equal": sum(difference == 0 for difference in differences),
         "worse": sum(difference < 0 for difference in differences),
@@ -204,11 +204,7 @@ def _attempt(attempt: AttemptRecord) -> Report:
 
 
 def _estimate(shares: Sequence[float], independent: float) -> Report | None:
-    return _as_dict(mean_over_tasks(shares, independent)) if shares else None
-
-
-def _as_dict(estimate: Estimate) -> Report:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high, "tasks": estimate.tasks}
+    return asdict(mean_over_tasks(shares, independent)) if shares else None
 
 
 def _counted(attempts_of_lines: Iterable[Sequence[AttemptRecord]], name: str = "outcome") -> dict[str, int]:

@@ -4,9 +4,8 @@ fit the memory of this process."""
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
@@ -69,8 +68,10 @@ class DeliveryConverter:
             ConfigError: as ``load_vision``; or the tensors of the screenshots do not fit the available memory.
         """
         hashes = [sha256 for item in items if not item.remove_sample for sha256 in images_of(item)]
-        vision = await self._vision() if hashes else None
-        images = None if vision is None else await self.images.fetch(hashes)
+        vision, images, threads = await self._vision() if hashes else None, None, 1
+        if vision is not None and self._image_settings is not None:
+            images, threads = await self.images.fetch(hashes), self._image_settings.threads
+            await asyncio.to_thread(self._check_memory, items, vision, images)
         named = [
             one.records[kind].sha256
             for item in items
@@ -80,24 +81,20 @@ class DeliveryConverter:
             if kind in one.records
         ]
         records = await self._records.fetch(named) if named else None
-        make = functools.partial(self._rows.groups, items, trainer_version=trainer_version, records=records)
-        return await asyncio.to_thread(self._made, make, items, vision, images)
+        return await asyncio.to_thread(
+            self._rows.groups,
+            items,
+            vision,
+            images,
+            trainer_version=trainer_version,
+            records=records,
+            image_threads=threads,
+        )
 
-    def _made(
-        self,
-        make: Callable[..., list[RolloutGroup]],
-        items: Sequence[RolloutItem],
-        vision: VisionFamily | None,
-        images: FetchedImages | None,
-    ) -> list[RolloutGroup]:
-        if vision is None or images is None or self._image_settings is None:
-            return make()
-        self._check_memory([item for item in items if not item.remove_sample], vision, images)
-        return make(vision=vision, images=images, image_threads=self._image_settings.threads)
-
-    def _check_memory(self, played: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
+    def _check_memory(self, items: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
         """Estimates the size of the tensors before they are made, from one image and the areas of the others."""
         left = available_bytes()
+        played = [item for item in items if not item.remove_sample]
         shown = [sha256 for item in played for sha256 in images_of_rows(item)]
         needed = tensor_bytes(vision, shown, images)
         if left is None or not needed:

@@ -43,11 +43,6 @@ class ImageCache:
         self._images: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def held_bytes(self) -> int:
-        """Size of the cached images."""
-        return self._held_bytes
-
     def get(self, sha256: str) -> bytes | None:
         """Returns a cached image."""
         with self._lock:

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Rollou
 from slime_plugins.rollout_buffer.errors import BusyError, NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
-from slime_plugins.rollout_buffer.wire import RolloutData
+from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 
 logger = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ async def with_retries(what: str, max_failures: int | None, attempt: Callable[[]
             await asyncio.sleep(tally.pause_after(error))
 
 
-def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Sends ``start_rollout`` with retries, and returns ``job_id``, ``state`` and ``message``.
+def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> StartReply:
+    """Sends ``start_rollout`` with retries; logs the notes of the reply.
 
     Raises:
         RequestError: the buffer refuses the payload; the message names the error.
@@ -157,7 +157,7 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> dict[str, 
         else:
             for note in reply.notes:
                 logger.warning("job %s: %s", reply.job_id, note)
-            return {"job_id": reply.job_id, "state": reply.state, "message": reply.message}
+            return reply
 
 
 class JobFeed:

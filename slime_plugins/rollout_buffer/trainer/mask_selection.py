@@ -37,7 +37,7 @@ from slime.utils.mask_generator import (
     known_loss_mask_types,
     register_loss_mask_type,
 )
-from slime.utils.mask_rows import TrainingRow, get_response_lengths
+from slime.utils.mask_rows import TrainingRow, get_response_lengths, response_length_of
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import StopReason
@@ -92,8 +92,7 @@ class ClassWithoutRows:
     def rebuild_rows(self, messages: Any, tools: Any = None, **_: Any) -> RebuiltRows:
         """Returns the one row of the class's mask."""
         token_ids, loss_mask = self.get_loss_mask(messages, tools)
-        length = get_response_lengths([loss_mask])[0]
-        return RebuiltRows([TrainingRow(token_ids, loss_mask, None, length, ())], by_turn=False)
+        return RebuiltRows([TrainingRow(token_ids, loss_mask, None, response_length_of(loss_mask), ())], by_turn=False)
 
 
 Masks = MultiTurnLossMaskGenerator | ClassWithoutRows

@@ -66,12 +66,13 @@ def no_filter_metrics(all_meta_info: Sequence[Mapping[str, Any]]) -> Metrics:
     if not counted:
         return {}
     metrics: Metrics = {"rollout/no_filter/total_samples": sum(int(meta["total_samples"]) for meta in counted)}
-    for name, join in (("avg_reward", _weighted), ("reward_std", _weighted)):
-        known = [(int(meta["total_samples"]), float(meta[name])) for meta in counted if _is_number(meta.get(name))]
+    for name in ("avg_reward", "reward_std"):
+        known = [(int(meta["total_samples"]), float(meta[name])) for meta in counted if is_number(meta.get(name))]
         if known:
-            metrics[f"rollout/no_filter/{name}"] = join(known)
+            samples = sum(weight for weight, _ in known)
+            metrics[f"rollout/no_filter/{name}"] = math.fsum(weight * value for weight, value in known) / samples
     for name, pick in (("reward_min", min), ("reward_max", max)):
-        values = [float(meta[name]) for meta in counted if _is_number(meta.get(name))]
+        values = [float(meta[name]) for meta in counted if is_number(meta.get(name))]
         if values:
             metrics[f"rollout/no_filter/{name}"] = pick(values)
     return metrics
@@ -84,7 +85,7 @@ def batch_metrics(trajectories: Iterable[TrajectoryFacts]) -> Metrics:
     metrics = _shares("rollout/outcome", [member.outcome for member in members])
     if not trained:
         return metrics
-    turns = [float(member.extra_info["turns"]) for member in trained if _is_number(member.extra_info.get("turns"))]
+    turns = [float(member.extra_info["turns"]) for member in trained if is_number(member.extra_info.get("turns"))]
     return {
         **metrics,
         **_spread("rollout/reward", [member.raw_reward for member in trained]),
@@ -168,11 +169,8 @@ def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
     }
 
 
-def _weighted(values: Sequence[tuple[int, float]]) -> float:
-    return math.fsum(weight * value for weight, value in values) / sum(weight for weight, _ in values)
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Returns True for a finite number; a bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

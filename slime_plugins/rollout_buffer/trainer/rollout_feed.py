@@ -133,7 +133,7 @@ class RolloutFeed:
         self._open_batch = _OpenBatch()
         self._delivery_of.clear()
         self._loop.run(self._open())
-        return StartReply(job_id=reply["job_id"], state=reply["state"], message=reply["message"])
+        return reply
 
     def next_batch(self, n_groups: int, *, weight_version: int | None = None) -> RolloutBatch:
         """Waits for ``n_groups`` groups with trainable rows, and returns them.
@@ -225,17 +225,13 @@ class RolloutFeed:
             items = () if new is None else new.items
             groups = await self._converter.groups(items, trainer_version=weight_version)
             feed.taken(delivery)  # not before: after an error the next poll gets the same delivery
-            self._note(delivery)
+            self._progress.remember(delivery)
+            if delivery.delivery_id is not None:  # a redelivered group is acknowledged by its newest delivery
+                self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))
             if new is not None:
                 batch.add(new, groups)
         self._open_batch = _OpenBatch()
         return batch.close()
-
-    def _note(self, delivery: RolloutData) -> None:
-        """Notes the groups of a delivery as received. A redelivered group is acknowledged by its newest delivery."""
-        self._progress.remember(delivery)
-        if delivery.delivery_id is not None:
-            self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))
 
     async def _ack(self, batch: RolloutBatch) -> frozenset[int]:
         feed = self._started()

@@ -283,9 +283,8 @@ class RowBuilder:
         unknown = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
         self.counts["token_drift/undecided"] += bool(unknown)
         rows = rebuilt.rows
-        row_tokens = sum(len(row.token_ids) for row in rows)
-        if row_tokens > MANY_ROW_TOKENS:
-            _warn_of_long_rows(len(rows), row_tokens)
+        if sum(len(row.token_ids) for row in rows) > MANY_ROW_TOKENS:
+            _warn_of_long_rows()
         if not rebuilt.by_turn:
             self._check_vocabulary(rows)
             rows = [replace(row, images=image_hashes_in_messages(messages)) for row in rows]
@@ -560,12 +559,11 @@ def _warn_of_missing_log_probs(flag: str) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _warn_of_long_rows(rows: int, tokens: int) -> None:
+def _warn_of_long_rows() -> None:
     logger.warning(
-        "a trajectory rebuilt from its messages has %d rows with %d tokens in total, because its template drops "
+        "a trajectory rebuilt from its messages has rows with more than %d tokens in total, because its template drops "
         "earlier reasoning: rollout_buffer_max_row_tokens limits it, and rollout/buffer/row_tokens measures it",
-        rows,
-        tokens,
+        MANY_ROW_TOKENS,
     )
 
 

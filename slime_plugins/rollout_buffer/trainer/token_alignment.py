@@ -24,8 +24,8 @@ from slime.utils.mask_rows import (
     TokenRecords,
     TrainingRow,
     WeightVersionSpan,
-    get_response_lengths,
     joined_records,
+    response_length_of,
 )
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.types import version_number
@@ -60,7 +60,7 @@ def mask_old_tokens(
     log_probs = row.log_probs
     if log_probs is not None:
         log_probs = [value if kept else 0.0 for value, kept in zip(log_probs, mask, strict=True)]
-    return replace(row, loss_mask=mask, log_probs=log_probs, response_length=get_response_lengths([mask])[0])
+    return replace(row, loss_mask=mask, log_probs=log_probs, response_length=response_length_of(mask))
 
 
 def trained_values(

@@ -250,7 +250,10 @@ class RowImages:
         prepared = [self._prepared(sha256) for sha256 in row.images]
         counts = [features.tokens for _, features in prepared]
         self._check_turns(row, generations)
-        expanded = _expanded(row, self._vision.placeholder_id, counts)
+        try:
+            expanded = expand_image_tokens(row, self._vision.placeholder_id, counts)
+        except ValueError as error:
+            raise ImageMismatchError(str(error)) from error
         joined = self._vision.join([features for _, features in prepared]) if prepared else None
         return RowInputs(row=expanded, train_inputs=joined, pictures=tuple(picture for picture, _ in prepared))
 
@@ -398,10 +401,3 @@ def _picture(sha256: str, images: FetchedImages) -> Any:
     except Exception as error:  # such as DecompressionBombError, which has no base class
         raise ImageUnavailableError(f"image {sha256[:12]} cannot be read: {error}") from error
     return picture
-
-
-def _expanded(row: TrainingRow, placeholder_id: int, counts: Sequence[int]) -> TrainingRow:
-    try:
-        return expand_image_tokens(row, placeholder_id, counts)
-    except ValueError as error:
-        raise ImageMismatchError(str(error)) from error

@@ -20,8 +20,8 @@ from slime.rollout.agent_rollout_argument_checks import (
     log_probs_come_with_the_loss,
     refusals,
 )
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_data_source import checked_data_source
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_settings import ADVANTAGE_PATH
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError

@@ -32,7 +32,7 @@ PACKAGES = {"aiohttp", "requests", "transformers"}
 MORE_PACKAGES = {"vision": {"PIL", "torch"}, "tracking": {"PIL", "tensorboardX", "wandb"}}
 MORE_PACKAGES |= {"agent_rollout_sample_fields": {"numpy"}, "agent_rollout_settings": {"pydantic"}}
 MORE_PACKAGES |= {
-    "agent_rollout_postprocess": {"megatron", "torch"},
+    "agent_rollout_data_postprocess": {"megatron", "torch"},
     "agent_rollout_advantages": {"torch"},
 }  # on ranks
 """What single modules may import beside them, each where it is used."""

@@ -87,7 +87,9 @@ def trained(**changes: Any) -> tuple[list[int], list[int] | None, str]:
 CUSTOM = ([1, 2, 3, 2], [1, 1], "conversation")
 
 
-@pytest.mark.parametrize("code", [PASTED, IMPORTING, METHOD_ALONE])
+@pytest.mark.parametrize(
+    "code", [PASTED, IMPORTING, METHOD_ALONE, METHOD_ALONE.replace("messages):", "messages, **options):")]
+)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import post_process_rewards
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.rules.validity import MAX_REWARD
 

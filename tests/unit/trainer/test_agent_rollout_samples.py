@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import check_batch, flat_samples, trainer_args
-from slime.rollout.agent_rollout_postprocess import POSTPROCESS_PATH
+from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
 from slime.rollout.agent_rollout_samples import (
     SampleConverter,
     finish_batch,

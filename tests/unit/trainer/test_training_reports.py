@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
-from slime.rollout.agent_rollout_postprocess import (
+from slime.rollout.agent_rollout_data_postprocess import (
     RowName,
     drop_unknown_log_probs,
     rows_to_report,
