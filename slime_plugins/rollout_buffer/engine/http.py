@@ -3,7 +3,8 @@
 One generation may need several calls. The trainer pauses its engines to update weights: running requests return as
 aborted with partial output, new ones wait without an answer until the engine continues. The connection of a streamed
 reply may break. The client appends the partial output to the prompt and continues, so that no sampled token is lost and
-each token has the weight version that sampled it.
+each token has the weight version that sampled it. Where the engine's state of the reply would be lost, it is sampled
+again.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
 """A longer reply, such as one with routed experts, is parsed in a thread: parsing would block the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
 MIN_LOGGED_SILENCE_S: Final = 30.0
+"""An engine with calls in flight that has answered none for this long is reported as silent."""
 MAX_STREAM_BREAKS: Final = 8
 """A turn whose stream breaks more often fails: its prompt may be what ends the engine."""
-"""An engine with calls in flight that has answered none for this long is reported as silent."""
 
 
 class HttpEngine:
@@ -241,6 +242,14 @@ class HttpEngine:
             EngineError: the part is invalid for ``request``.
         """
 
+    def _can_go_on(self, part: SampledPart, request: GenerateRequest) -> bool:
+        """Returns False for an aborted part that must be sampled again.
+
+        Raises:
+            EngineError: it must, but its tokens were streamed.
+        """
+        return True
+
     async def _with_receipt(
         self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
     ) -> GenerateReply:
@@ -270,8 +279,10 @@ class HttpEngine:
                 part, refusal = error.part, error
             if part is not None:
                 self._check(part, request, sampled.ids)
-                sampled.append(part)
-                if part.finish_reason != "abort" or not self._settings.resume_aborted:
+                is_resumed = part.finish_reason == "abort" and self._settings.resume_aborted
+                if not is_resumed or self._can_go_on(part, request):
+                    sampled.append(part)
+                if not is_resumed:
                     return await self._with_receipt(request, sampled.parts, sampled.reply(part.finish_reason))
                 if part.ids:
                     budget.renew()

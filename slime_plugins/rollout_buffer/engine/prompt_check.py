@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from slime_plugins.rollout_buffer.chat_tokens import decoded, encoded, image_placeholder_of
+from slime_plugins.rollout_buffer.engine.streamed_calls import begins_at
 from slime_plugins.rollout_buffer.types import PromptCheck, PromptReceipt
 
 NOT_PROVEN: Final = "the engine does not report the ids it ran, and those it was sent do not encode to themselves"
@@ -74,6 +75,14 @@ class PromptChecker:
         It takes about as long as encoding the prompt. Any thread may call it if the tokenizer is a fast one.
         """
         return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
+
+    def may_end_within(self, ids: Sequence[int], texts: Sequence[str]) -> bool:
+        """Returns True if the text of the ids ends with the beginning of one of ``texts``, or if there is no tokenizer
+        to know."""
+        if not texts or self._tokenizer is None:
+            return bool(texts)
+        end = self.decoded(ids[-4 * max(map(len, texts)) :])  # a character may be four tokens
+        return begins_at(end, 0, texts) < len(end)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""

@@ -35,11 +35,13 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     SampledPart,
     StreamedReply,
     generate_body,
+    has_grammar,
     parse_generate_reply,
     parse_loads,
     parse_probe_reply,
     parse_sees_images,
     probe_body,
+    stop_sequences,
     urls_of_workers,
 )
 from slime_plugins.rollout_buffer.engine.token_records import ReportedExperts, asked_records
@@ -54,7 +56,7 @@ SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
 MANY_IDS: Final = 4096
 """A prompt of so many ids is encoded again in a thread, because that takes milliseconds."""
-PROBE_TIMEOUT_S: Final = 60.0
+PROMPT_PROBE_TIMEOUT_S: Final = 60.0
 MODEL_ROUTES: Final = ("/model_info", "/get_model_info")
 """Routes of SGLang, newest first."""
 WORKERS_REMEMBERED_S: Final = 10.0  # limits router requests when thousands of episodes are cancelled
@@ -167,6 +169,8 @@ class SglangEngine(HttpEngine):
                 async with self._open_session().post(
                     f"{url}/tokenize", json=body, headers=key_headers(url), allow_redirects=False
                 ) as response:
+                    if response.status in RETRIED_STATUSES:
+                        return None
                     return probe.complaint(await response.read()) if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
             logger.debug("%s has no usable /tokenize: %s", url, error)
@@ -186,12 +190,12 @@ class SglangEngine(HttpEngine):
         return await self._asked_once(self._probes, lambda url: self._probed_prompts(url, make_probe))
 
     async def _probed_prompts(self, url: str, make_probe: Callable[[], PromptProbe]) -> EngineFidelity | None:
-        probe = await asyncio.to_thread(make_probe)
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            probe = await asyncio.to_thread(make_probe)
+            async with asyncio.timeout(PROMPT_PROBE_TIMEOUT_S):
                 prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]
                 fidelity = probe.verdict([(prompt, await self._ran_ids(url, prompt)) for prompt in prompts])
-        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything for the ids that an engine reports
             logger.debug("the prompt probe of the engine at %s failed: %s", redacted(url), error)
             return None
         for finding in fidelity.findings:
@@ -312,6 +316,14 @@ class SglangEngine(HttpEngine):
         self._check_ids(part.ids)
         if part.ids:
             self._check_records(part, request, sampled)
+
+    def _can_go_on(self, part: SampledPart, request: GenerateRequest) -> bool:
+        params = request.sampling_params
+        if not part.ids or not (has_grammar(params) or self._prompts.may_end_within(part.ids, stop_sequences(params))):
+            return True
+        if self._is_streamed(request):
+            raise EngineError(f"the engine at {self._base_url} aborted a stream that cannot be continued")
+        return False
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         beyond = first_invalid_id(ids, self._vocabulary_size)

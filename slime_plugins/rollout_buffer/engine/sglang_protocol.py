@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.engine.token_records import (
     records_of_reply,
 )
 from slime_plugins.rollout_buffer.errors import EngineError
-from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, checked_log_prob
+from slime_plugins.rollout_buffer.rules.validity import LOWEST_LOG_PROB, checked_log_prob, first_invalid_id
 from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER, Image, SamplingParams, WeightVersionSpan
 
 FINISH_REASONS: Final = ("stop", "length", "abort")
@@ -36,6 +36,7 @@ _OF_ONE_TOKEN: Final = frozenset(
     {"max_tokens", "min_new_tokens", "top_k", "min_p", "logit_bias", "sampling_seed", "stop_token_ids", "ignore_eos"}
 )
 """Parameters that act alike on a token whether the tokens before it were sampled or are the prompt's."""
+_OF_WHOLE_REPLIES: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
 _WITHOUT_EFFECT: Final = {"n": 1, "repetition_penalty": 1}
 
 
@@ -159,6 +160,17 @@ def can_be_continued(params: SamplingParams) -> bool:
     """
     may_lose = {key: value for key, value in params.extra.items() if key not in _OF_ONE_TOKEN | _TEXT_OF_IDS.keys()}
     return all(not value or value == _WITHOUT_EFFECT.get(key) for key, value in may_lose.items())
+
+
+def has_grammar(params: SamplingParams) -> bool:
+    """Returns True if the engine matches the whole reply, from its first token on, with a grammar or expression."""
+    return any(params.extra.get(key) for key in _OF_WHOLE_REPLIES)
+
+
+def stop_sequences(params: SamplingParams) -> list[str]:
+    """Returns the texts that end a reply."""
+    stop = params.extra.get("stop") or []
+    return [stop] if isinstance(stop, str) else list(filter(None, stop))
 
 
 def parse_generate_reply(body: bytes) -> SampledPart:
@@ -405,7 +417,8 @@ def _token(entry: Any) -> tuple[int, float]:
 
 def _prompt_ids(reply: Mapping[str, Any]) -> tuple[int, ...] | None:
     ids = reply.get("prompt_token_ids")
-    return tuple(ids) if isinstance(ids, list) and ids and set(map(type, ids)) == {int} else None
+    is_list = isinstance(ids, list) and ids and set(map(type, ids)) == {int}
+    return tuple(ids) if is_list and first_invalid_id(ids, None) is None else None
 
 
 def _finish_reason(meta: Mapping[str, Any]) -> str:

@@ -235,6 +235,13 @@ class TestAborts:
         assert (reply.finish_reason, reply.weight_version) == ("stop", "4")
         assert (reply.prompt_tokens, reply.cached_tokens) == (3, 64)
 
+    @pytest.mark.parametrize("lost", [{"json_schema": "{}"}, {"regex": "a+"}, {"stop": "\n"}])
+    async def test_a_part_whose_state_the_engine_lost_is_sampled_again(self, lost: dict[str, str]) -> None:
+        parts = [answered([7, 8], finish="abort"), answered([], finish="abort"), answered([9])]
+        reply, server = await play(*parts, request=turn(**lost))
+        assert [body["input_ids"] for body in server.bodies] == [[1, 2, 3]] * 3
+        assert (reply.output_ids, server.bodies[2]["sampling_params"]["max_new_tokens"]) == ((9,), 20)
+
     async def test_an_abort_without_a_change_of_weights_leaves_one_span(self) -> None:
         reply, _ = await play(answered([7, 8], finish="abort"), answered([9]))
         assert reply.weight_version_spans == (WeightVersionSpan("3", 0, 3),)
@@ -486,6 +493,10 @@ class TestTokenizer:
             with pytest.raises(EngineError, match="another tokenizer"):
                 await engine.generate(turn())
             await engine.close()
+
+    async def test_an_engine_that_was_not_ready_to_say_is_asked_again(self) -> None:
+        with pytest.raises(EngineError, match="another tokenizer"):
+            await turns_with_probe([answered([7])], [web.Response(status=503), web.json_response({"tokens": [1]})])
 
     async def test_many_turns_share_the_question(self) -> None:
         server = ScriptedSglang(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
+from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
@@ -65,6 +68,14 @@ class TestComparing:
         assert CHECKER.encodes_to_itself([*WORD, *shown(), *WORD])
         assert not CHECKER.encodes_to_itself([*LETTERS, *shown()])
 
+    @pytest.mark.parametrize(
+        ("text", "stops", "may"),
+        [("a </", ["x", "</s>"], True), ("a </", ["s>"], False), ("é", ["é!"], True), ("a", [], False)],
+    )
+    def test_a_stop_sequence_may_have_begun(self, text: str, stops: list[str], may: bool) -> None:
+        assert CHECKER.may_end_within(CHECKER.encoded(text), stops) is may
+        assert PromptChecker().may_end_within([1], stops) is bool(stops)
+
 
 class TestRows:
     def test_a_turn_that_ran_other_ids_begins_a_row_on_the_engines(self) -> None:
@@ -112,6 +123,13 @@ class TestTheClient:
         assert safe.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
         assert other.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN, untrained_because=NOT_PROVEN)
 
+    async def test_ids_that_no_model_has_are_none(self) -> None:
+        reply = await played([*WORD], answered([7], prompt=[-1]))
+        assert reply.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
+        answers = [answered([7], prompt=[2**40]), answered([7], input_token_logprobs=[[-1.0, -1, None]])]
+        async with engine_of(*answers, prompt_probe=lambda: prompt_probe(TOKENIZER, None)) as engine:
+            assert await engine.probe_prompts() is None
+
     async def test_a_prompt_of_another_length_is_not_trained_even_if_its_ids_are_not_said(self) -> None:
         same, longer = [await played([*WORD], answered([7], prompt_tokens=len(WORD) + more)) for more in (0, 1)]
         assert same.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
@@ -143,9 +161,15 @@ def answered(ids: list[int], *, prompt: list[int] | None = None, finish: str = "
 
 async def played(prompt: list[int], *answers: dict[str, Any]) -> GenerateReply:
     request = GenerateRequest(input_ids=prompt, sampling_params=SamplingParams(max_new_tokens=20), session_id="one")
+    async with engine_of(*answers) as engine:
+        return await engine.generate(request)
+
+
+@asynccontextmanager
+async def engine_of(*answers: dict[str, Any], **options: Any) -> AsyncIterator[SglangEngine]:
     async with ScriptedSglang([web.json_response(answer) for answer in answers]).serving() as url:
-        engine = SglangEngine(url, QUICK, prompts=CHECKER)
+        engine = SglangEngine(url, QUICK, prompts=CHECKER, **options)
         try:
-            return await engine.generate(request)
+            yield engine
         finally:
             await engine.close()

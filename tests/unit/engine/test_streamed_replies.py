@@ -129,12 +129,12 @@ def turn(tell: Callable[[Sequence[int]], None]) -> GenerateRequest:
     return GenerateRequest(input_ids=[1], sampling_params=sampling, session_id="a", on_tokens=tell)
 
 
-async def heard_before_failing(*answers: bytes) -> tuple[list[int], str, int]:
+async def heard_before_failing(*answers: bytes, **extra: Any) -> tuple[list[int], str, int]:
     """The ids that came, why the turn failed, and how often the engine was asked."""
     heard: list[int] = []
     async with engine_that_answers(*answers) as (engine, bodies):
         with pytest.raises(EngineError) as failed:
-            await engine.generate(turn(heard.extend))
+            await reply_of_turn(engine, heard, **extra)
     return heard, failed.value.message, len(bodies)
 
 
@@ -363,6 +363,12 @@ async def test_an_aborted_stream_goes_on_where_it_ended() -> None:
         reply: GenerateReply = await engine.generate(turn(heard.extend))
     assert (heard, list(reply.output_ids)) == ([7, 8, 9], [7, 8, 9])
     assert [body["input_ids"] for body in bodies] == [[1], [1, 7, 8]]
+
+
+async def test_an_aborted_stream_whose_state_the_engine_lost_fails() -> None:
+    aborted = stream_of([7, 8], [1, 2], incremental=False, finish={"type": "abort"})
+    heard, why, calls = await heard_before_failing(aborted, json_schema="{}")
+    assert (heard, why[-44:], calls) == ([7, 8], "aborted a stream that cannot be continued", 1)
 
 
 async def test_what_comes_with_the_last_token_alone_is_not_streamed() -> None:
