@@ -20,13 +20,13 @@ TIMEOUT_S = 5.0
 async def weight_version_of(engine_url: str | None) -> int | None:
     """Returns the newest weight version of an engine, or of the engines behind a router.
 
-    None if no engine reports a number within ``TIMEOUT_S``. The rollout continues: replies of the engines name their
-    version as well.
+    Each request has ``TIMEOUT_S``; None if no engine reports a number. The rollout continues: replies of the engines
+    name their version as well.
     """
     if not engine_url:
         return None
     try:
-        async with asyncio.timeout(TIMEOUT_S), aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
             return await _newest(session, engine_url.rstrip("/"))
     except Exception as error:  # noqa: BLE001 - the version is optional
         is_network = isinstance(error, aiohttp.ClientError | OSError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE
+from slime_plugins.rollout_buffer.trainer import engine_weight_version
 from slime_plugins.rollout_buffer.trainer.engine_weight_version import weight_version_of
 
 
@@ -48,12 +50,17 @@ async def test_of_the_engines_behind_a_router_the_newest_counts() -> None:
         assert await weight_version_of(older_router) == 4
 
 
-async def test_an_engine_that_is_gone_does_not_hide_the_versions_of_the_others() -> None:
-    async with (
-        serving(model_info={"weight_version": "4"}) as alive,
-        serving(workers={"workers": [{"url": "http://127.0.0.1:1"}, {"url": alive}]}) as router,
-    ):
-        assert await weight_version_of(router) == 4
+async def test_an_engine_that_is_gone_or_hangs_does_not_hide_the_versions_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_weight_version, "TIMEOUT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        gone, hangs = "http://127.0.0.1:1", f"http://127.0.0.1:{hanging.getsockname()[1]}"
+        async with (
+            serving(model_info={"weight_version": "4"}) as alive,
+            serving(workers={"workers": [{"url": url} for url in (gone, hangs, alive)]}) as router,
+        ):
+            assert await weight_version_of(router) == 4
 
 
 @pytest.mark.parametrize(
