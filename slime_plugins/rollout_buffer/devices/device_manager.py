@@ -104,6 +104,8 @@ class _ManagedDevice:
     last_error: str = ""
     capabilities: frozenset[str] | None = None
     is_examined: bool = False
+    is_recycling: bool = False
+    """Whether it gets a worker in place of an old one."""
     counters: DeviceCounters = field(default_factory=DeviceCounters)
 
     @property
@@ -395,7 +397,7 @@ class DeviceManager:
     def _next_action(self, device: _ManagedDevice) -> HealthAction:
         if device.worker is None or device.settings != self._settings:
             return HealthAction.REPLACE
-        recycling = self._count(DeviceState.RECYCLING)
+        recycling = sum(each.is_recycling for each in self._devices.values())
         return self._rules().decide(
             device.health,
             may_quarantine=self._may_quarantine(),
@@ -403,10 +405,8 @@ class DeviceManager:
         )
 
     def _may_quarantine(self) -> bool:
-        return may_quarantine(self._count(DeviceState.QUARANTINED), len(self._devices))
-
-    def _count(self, state: DeviceState) -> int:
-        return sum(device.state is state for device in self._devices.values())
+        quarantined = sum(device.state is DeviceState.QUARANTINED for device in self._devices.values())
+        return may_quarantine(quarantined, len(self._devices))
 
     def _make_ready(self, device: _ManagedDevice) -> None:
         device.state = DeviceState.READY
@@ -438,12 +438,13 @@ class DeviceManager:
         self._kill(device)
         device.health = device.health.with_new_worker(because_of_trouble=trouble)
         if action is HealthAction.RECYCLE:
-            device.state = DeviceState.RECYCLING
+            device.is_recycling = True
             device.counters.recyclings += 1
             logger.info("%s is recycled", device.device_id)
             return
-        device.counters.replacements += 1
-        logger.warning("%s gets a new worker: %s", device.device_id, device.last_error or "the settings have changed")
+        device.counters.replacements += trouble
+        why = device.last_error if trouble else "the settings have changed"
+        logger.warning("%s gets a new worker: %s", device.device_id, why)
         if quarantine_s:
             device.counters.quarantines += 1
             await self._quarantine(device, quarantine_s)
@@ -457,16 +458,20 @@ class DeviceManager:
         """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
         while device.index < self._devices_wanted():
             device.settings = self._current()
-            if device.state is not DeviceState.RECYCLING:
-                device.state = DeviceState.BOOTING
+            device.state = DeviceState.RECYCLING if device.is_recycling else DeviceState.BOOTING
             worker = self._launch(device.settings, device.index, device.workers_before)
             device.workers_before += 1
-            if await self._is_prepared(device, worker) and await self._boots_in_turn(device, worker):
-                device.worker, device.failed_boots = worker, 0
-                self._notify()
-                return
-            worker.kill()
+            is_up = False
+            try:
+                is_up = await self._is_prepared(device, worker) and await self._boots_in_turn(device, worker)
+            finally:
+                if not is_up:
+                    worker.kill()
+            if is_up:
+                device.worker, device.failed_boots, device.is_recycling = worker, 0, False
             self._notify()
+            if is_up:
+                return
             if device.settings == self._settings and device.failed_boots:
                 await self._pause(retry_pause_s(device.failed_boots, device.settings), self._boot_now)
 
@@ -475,7 +480,7 @@ class DeviceManager:
         if not device.settings.prepare:
             return True
         state, device.state = device.state, DeviceState.PREPARING
-        prepared = await self._finishes(device, worker, worker.prepare(), limit_s=None)
+        prepared = await self._finishes(device, worker.prepare(), limit_s=None)
         device.state = state
         return prepared
 
@@ -490,10 +495,10 @@ class DeviceManager:
             if device.settings != self._settings:
                 return False
             self._progress += 1
-            return await self._finishes(device, worker, boot(), limit_s=device.settings.boot_timeout_s)
+            return await self._finishes(device, boot(), limit_s=device.settings.boot_timeout_s)
 
     async def _finishes(
-        self, device: _ManagedDevice, worker: Worker, step: Coroutine[Any, Any, None], *, limit_s: float | None
+        self, device: _ManagedDevice, step: Coroutine[Any, Any, None], *, limit_s: float | None
     ) -> bool:
         """Waits for a step of the boot; False if it fails, times out, or the settings have changed."""
         doing = asyncio.ensure_future(step)
@@ -504,9 +509,6 @@ class DeviceManager:
             if doing.done():
                 doing.result()
                 self._progress += 1
-        except asyncio.CancelledError:
-            worker.kill()
-            raise
         except Exception as error:  # noqa: BLE001 - any failed boot is recorded, shown to runners, and retried
             self._note_failed_boot(device, error)
             return False

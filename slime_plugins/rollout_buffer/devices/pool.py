@@ -10,7 +10,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter, deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.devices.capabilities import unplayable
@@ -18,7 +18,13 @@ from slime_plugins.rollout_buffer.devices.device_manager import Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, LeasedDevice, LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError, EpisodeError
+from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
+    DeviceError,
+    EnvironmentSetupError,
+    EpisodeError,
+    RolloutBufferError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +245,7 @@ class DevicePool:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
             await self._manager.configure(self._settings.model_dump(mode="json"))
-        except DeviceError as still:
+        except RolloutBufferError as still:  # also another Ray's version, a ConfigError
             logger.warning("the device manager is still unreachable: %s", still)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
             if now - self._unreachable_since.setdefault(line, now) >= limit_s:
@@ -267,7 +273,9 @@ class DevicePool:
         if self._held.pop(held.lease_id, None) is None:
             return
         self._watches.pop(held.lease_id).cancel()
-        self._send_in_background(self._manager.release(held.lease_id, held.report()))
+        task = asyncio.get_running_loop().create_task(self._manager.release(held.lease_id, held.report()))
+        self._releases.add(task)
+        task.add_done_callback(self._log_failure)
 
     async def _leave(self) -> None:
         """Cancels pending requests: a device granted to a runner that is gone would idle until its lease expires."""
@@ -279,11 +287,6 @@ class DevicePool:
                 "this runner could not deregister from the device manager; its devices return when leases expire: %s",
                 error,
             )
-
-    def _send_in_background(self, release: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(release)
-        self._releases.add(task)
-        task.add_done_callback(self._log_failure)
 
     def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._releases.discard(task)

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError, RolloutBufferError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from tests.example_counts import examples
@@ -319,14 +319,17 @@ async def test_a_manager_that_dies_while_a_runner_starts_costs_time_and_not_the_
     await pool.close()
 
 
+@pytest.mark.parametrize("kind", [DeviceError, ConfigError])
 @in_virtual_time
-async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_the_time_of_a_boot() -> None:
+async def test_an_episode_fails_with_the_reason_once_no_manager_was_reached_for_the_time_of_a_boot(
+    kind: type[RolloutBufferError],
+) -> None:
     class Lost(DeviceManager):
         gone = False
 
         async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
             if self.gone:
-                raise DeviceError("the Ray cluster cannot be used: WrongClusterID")
+                raise kind("the Ray cluster cannot be used: WrongClusterID")
             await super().configure(settings, new_start=new_start)
 
         async def acquire(
@@ -468,7 +471,19 @@ async def test_the_same_settings_change_nothing_and_new_ones_replace_what_comes_
         (grant,) = await manager.acquire("a", Purpose.TRAINING, 2, 5)
         assert grant.calls == (0, 1)
         assert [worker.killed for worker in workers] == [True, True, False]
-        assert len((await manager.snapshot())["devices"]) == 1
+        (device,) = (await manager.snapshot())["devices"]
+        assert device["replacements"] == 0
+
+
+async def test_a_manager_that_closes_kills_the_workers_that_boot_or_wait_for_their_turn() -> None:
+    class NeverUp(FakeWorker):
+        async def boot(self) -> str:
+            await asyncio.Event().wait()
+            return ""
+
+    async with manager_of_fakes(NeverUp, num_workers=2, boots_at_once=1) as (_, workers):
+        pass
+    assert [worker.killed for worker in workers] == [True, True]
 
 
 class SlowWorker(FakeWorker):
@@ -584,11 +599,14 @@ async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> Non
         assert await states_of(manager) == ["ready"] * 3
 
 
-async def test_old_devices_are_recycled_one_after_the_other() -> None:
+@pytest.mark.parametrize("prepare", ["", "module:function"])
+async def test_old_devices_are_recycled_one_after_the_other(prepare: str) -> None:
     booting, kind = boots_once_then_when_told()
-    async with manager_of_fakes(kind, num_workers=3, recycle_after_episodes=2) as (manager, workers):
+    changes = {"num_workers": 3, "recycle_after_episodes": 2, "prepare": prepare}
+    async with manager_of_fakes(kind, **changes) as (manager, workers):
         await play(manager, 3)
         await play(manager, 3)
+        await turns()
         assert sorted(await states_of(manager)) == ["ready", "ready", "recycling"]
         assert [worker.killed for worker in workers] == [True, False, False, False]
         booting.set()
