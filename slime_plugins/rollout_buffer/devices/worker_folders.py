@@ -5,6 +5,7 @@ The owner of a folder holds the lock on the file ``in_use`` in it; the kernel re
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -41,10 +42,11 @@ class WorkerFolder:
 
 def _remove_abandoned(root: Path, prefix: str) -> None:
     for path in root.glob(f"{prefix}[0-9]*_*"):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
-        lock = try_lock(path / _IN_USE)
-        if lock is not None:
-            logger.info("removing %s of a worker that is gone", path)
-            shutil.rmtree(path, ignore_errors=True)
-            lock.close()
+        with contextlib.suppress(FileNotFoundError):  # its owner removes it at this moment
+            if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
+                continue
+            lock = try_lock(path / _IN_USE)
+            if lock is not None:
+                logger.info("removing %s of a worker that is gone", path)
+                shutil.rmtree(path, ignore_errors=True)
+                lock.close()

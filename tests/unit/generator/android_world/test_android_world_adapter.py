@@ -162,6 +162,17 @@ def test_a_set_up_that_fails_is_torn_down_and_tried_once_more_with_a_new_task() 
     assert package.calls.count("tear_down") == 2
 
 
+def test_a_task_without_parameters_is_no_fault_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Impossible:
+        def generate_random_params(self) -> dict[str, Any]:
+            raise ValueError("no such month")
+
+    package = OpeningPackage({})
+    monkeypatch.setattr(package, "_tasks", {"Impossible": Impossible()}, raising=False)
+    with pytest.raises(EnvironmentSetupError, match="Impossible 7 has no parameters: ValueError: no such month"):
+        package.new_task("Impossible", 7, 30)
+
+
 def test_a_task_that_is_solved_already_is_played_and_scored_by_how_it_ends() -> None:
     package = WrittenPackage(success=1.0)
     device = device_on(package)

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
 
+from slime_plugins.rollout_buffer.devices import worker_folders
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
+from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
@@ -197,9 +199,18 @@ def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, 
 
 
 def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing = tmp_path / "rollout_buffer_test_4_closing"
+
+    def locked_late(path: Path) -> IO[str] | None:
+        if path.parent == closing:
+            path.parent.rmdir()
+        return try_lock(path)
+
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(worker_folders, "try_lock", locked_late)
     dead, mine = tmp_path / "rollout_buffer_test_3_dead", WorkerFolder("rollout_buffer_test_1")
     (dead / "deep").mkdir(parents=True)
+    closing.mkdir()
     (tmp_path / "rollout_buffer_test_notes").mkdir()
     other = WorkerFolder("rollout_buffer_test_12")
     assert not dead.exists()

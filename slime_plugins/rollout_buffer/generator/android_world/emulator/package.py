@@ -139,9 +139,13 @@ class AndroidWorldPackage:
             raise EnvironmentSetupError(f"android_world has no task called {task_name!r}", known)
         seed = task_seed(suite_seed, task_name, params_idx)
         random.seed(seed)
-        params = task_class.generate_random_params()
-        params["seed"] = seed
-        return task_class(params)
+        try:
+            params = task_class.generate_random_params()
+            params["seed"] = seed
+            return task_class(params)
+        except Exception as error:
+            message = f"{task_name} {params_idx} has no parameters: {type(error).__name__}: {error}"
+            raise EnvironmentSetupError(message) from error
 
     def app_packages(self, task: Any) -> list[str]:
         """Returns the packages of the apps that a task names."""
