@@ -417,8 +417,9 @@ def _token(entry: Any) -> tuple[int, float]:
 
 def _prompt_ids(reply: Mapping[str, Any]) -> tuple[int, ...] | None:
     ids = reply.get("prompt_token_ids")
-    is_list = isinstance(ids, list) and ids and set(map(type, ids)) == {int}
-    return tuple(ids) if is_list and first_invalid_id(ids, None) is None else None
+    if not isinstance(ids, list) or set(map(type, ids)) != {int} or first_invalid_id(ids, None) is not None:
+        return None
+    return tuple(ids)
 
 
 def _finish_reason(meta: Mapping[str, Any]) -> str:

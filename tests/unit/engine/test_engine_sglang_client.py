@@ -236,7 +236,7 @@ class TestAborts:
         assert (reply.prompt_tokens, reply.cached_tokens) == (3, 64)
 
     @pytest.mark.parametrize("lost", [{"json_schema": "{}"}, {"regex": "a+"}, {"stop": "\n"}])
-    async def test_a_part_whose_state_the_engine_lost_is_sampled_again(self, lost: dict[str, str]) -> None:
+    async def test_a_part_whose_state_the_engine_lost_is_sampled_again(self, lost: dict[str, Any]) -> None:
         parts = [answered([7, 8], finish="abort"), answered([], finish="abort"), answered([9])]
         reply, server = await play(*parts, request=turn(**lost))
         assert [body["input_ids"] for body in server.bodies] == [[1, 2, 3]] * 3
