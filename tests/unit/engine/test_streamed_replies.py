@@ -368,7 +368,8 @@ async def test_an_aborted_stream_goes_on_where_it_ended() -> None:
 async def test_an_aborted_stream_whose_state_the_engine_lost_fails() -> None:
     aborted = stream_of([7, 8], [1, 2], incremental=False, finish={"type": "abort"})
     heard, why, calls = await heard_before_failing(aborted, json_schema="{}")
-    assert (heard, why[-44:], calls) == ([7, 8], "aborted a stream that cannot be continued", 1)
+    assert (heard, calls) == ([7, 8], 1)
+    assert why.endswith("aborted a stream that cannot be continued")
 
 
 async def test_what_comes_with_the_last_token_alone_is_not_streamed() -> None:
