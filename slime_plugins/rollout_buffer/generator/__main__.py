@@ -5,6 +5,7 @@ the file being loaded as a heartbeat to ``--progress-fd``; files given with ``--
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -26,5 +27,6 @@ if __name__ == "__main__":
             progress.beat(file=str(file))
 
     files = generator_files(options.folders)
-    found = discover(options.folders, skip=options.skip, on_file=report_file)
-    sys.stdout.write("\n" + describe(found, files) + "\n")
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the files print
+        output.write(describe(discover(options.folders, skip=options.skip, on_file=report_file), files) + "\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Member, Members, Verdict, judge_group
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -56,14 +57,14 @@ def judge_and_close_outside(
     closing transaction and raises an error to prevent it.
     """
     while True:
-        members = _members(store, group, with_items=functions.needs_items)
+        members, stored = _members(store, group, with_items=functions.needs_items)
         verdict = judge_group(members, policy, functions, shortfall=shortfall)
         meta_info = _meta_info(functions, members)
         with store.write() as connection:
             check(connection)
             if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
                 return None
-            if trajectory_rows.count_members(connection, group.key) != len(members):
+            if trajectory_rows.count_members(connection, group.key) != stored:
                 continue
             if meta_info is not None:
                 job_rows.update_job(connection, group.job_key, meta_info=meta_info)
@@ -85,17 +86,21 @@ def _close(connection: Connection, now: float, group_key: int, verdict: Verdict)
         trajectory_rows.insert_members(connection, group_key, verdict.members)
 
 
-def _members(store: Store, group: GroupRecord, *, with_items: bool) -> list[Member]:
-    """Returns the trajectories of a group; with their items for functions that read them."""
+def _members(store: Store, group: GroupRecord, *, with_items: bool) -> tuple[list[Member], int]:
+    """Returns the trajectories of a group, and their number; with items for functions that read them, and then without
+    those whose payload is damaged."""
     with store.read() as connection:
         found = trajectory_rows.members_of(connection, group.key)
         if not with_items:
-            return found
+            return found, len(found)
         bodies = [payload_rows.payload_of(connection, group.job_key, member.uid) for member in found]
-    return [
-        replace(member, item=_item(member, store.get_payload(*body)))
-        for member, body in zip(found, bodies, strict=True)
-    ]
+    members = []
+    for member, body in zip(found, bodies, strict=True):
+        try:
+            members.append(replace(member, item=_item(member, store.get_payload(*body))))
+        except DamagedError as error:
+            logger.error("trajectory %s is left out of its group: %s", member.uid, error.message)
+    return members, len(found)
 
 
 def _item(member: Member, body: bytes) -> dict[str, Any]:

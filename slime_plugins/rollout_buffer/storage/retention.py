@@ -82,8 +82,7 @@ def _rolled_back(connection: Connection) -> Iterator[None]:
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:
     """Returns the numbers of purged payloads and screenshots, and whether more than ``limit`` payloads are old."""
-    before = now - retain_s
-    before -= clock_rows.jumped_since(connection, before)  # a clock set forward by a day ages nothing
+    before = clock_rows.time_before(connection, now, retain_s)
     turn_rows.purge_turns(connection, before)
     turn_rows.purge_rollouts(connection, before)
     before = min(before, payload_rows.oldest_needed(connection, before, now))

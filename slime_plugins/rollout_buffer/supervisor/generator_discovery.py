@@ -52,7 +52,7 @@ class GeneratorDiscovery:
         self._file_timeout_s = file_timeout_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._said_slow = ""
+        self._said_slow: str | None = None
 
     def reconcile(self) -> None:
         """Makes the next step.
@@ -127,11 +127,10 @@ class GeneratorDiscovery:
         try:
             if code != 0:
                 raise ValueError(f"exit code {code}")
-            catalog: dict[str, Any] = json.loads(self._read(self._answer).splitlines()[-1])
-        except (ValueError, IndexError) as error:
-            self._skip_file(
-                self._loading()[0], f"loading it ended the process ({error}):\n{self._read(self._error_output)}"
-            )
+            catalog: dict[str, Any] = json.loads(self._read(self._answer))
+        except ValueError as error:
+            words = self._read(self._error_output)[-MAX_ERROR_CHARACTERS:]
+            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{words}")
             return
         self._close()
         catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
@@ -148,7 +147,7 @@ class GeneratorDiscovery:
             self.catalog = {**self.catalog, "files": self._files}
             return
         logger.error("generator file %s is skipped: %s", file, reason)
-        self.skipped[file] = reason[:MAX_ERROR_CHARACTERS]
+        self.skipped[file] = reason
         self._skipped_as[file] = self._files.get(file)
 
     @staticmethod
@@ -168,7 +167,7 @@ class GeneratorDiscovery:
 
     def _read(self, descriptor: int) -> str:
         size = os.fstat(descriptor).st_size
-        return os.pread(descriptor, size, 0).decode(errors="replace")[-10 * 1024 * 1024 :]
+        return os.pread(descriptor, size, 0).decode(errors="replace")
 
     def _close(self) -> None:
         self._process = None

@@ -33,8 +33,8 @@ def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
 
 def test_good_files_are_found_beside_broken_ones_and_changed_files_are_listed_again(tmp_path: Path) -> None:
     (tmp_path / "a_hangs.py").write_text("import time\ntime.sleep(1000)\n")
-    (tmp_path / "b_ends.py").write_text("import os\nos.write(2, b'my last words')\nos._exit(3)\n")
-    (tmp_path / "c_good.py").write_text(GOOD + "print('junk', end='')\n")
+    (tmp_path / "b_ends.py").write_text("import os\nos.write(2, b'x' * 3000 + b'my last words')\nos._exit(3)\n")
+    (tmp_path / "c_good.py").write_text(GOOD + "import atexit\nprint('junk', end='')\natexit.register(print, '{}')\n")
     (tmp_path / "d_mended.py").write_text("TASK_TYPE = 'mended'\n\ndef run_rollout(data:\n")
     discovery = GeneratorDiscovery([tmp_path], file_timeout_s=5.0)
     discovery.reconcile()

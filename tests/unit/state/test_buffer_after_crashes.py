@@ -115,6 +115,19 @@ def test_a_verdict_that_knows_too_few_members_is_no_verdict(buffer: Buffer) -> N
     assert buffer.judge_and_close(group, policy) is None
 
 
+def test_a_damaged_member_is_left_out_of_the_judging_and_ends_no_runner(buffer: Buffer) -> None:
+    job = start_external(buffer, n=4, ids=("a",))
+    write(buffer, job, *(written(f"a{i}", "a", reward=i) for i in range(3)))
+    with buffer.store.write() as connection:
+        connection.execute("UPDATE trajectories SET body = X'00' WHERE uid = 'a1'")
+    ((group, _),) = buffer.open_groups_with_items(job.key)
+    policy = replace(group_policy(job), min_timeout_group_size_ratio=0.5)
+    functions = replace(DEFAULT_FUNCTIONS, needs_items=True)
+    verdict = buffer.judge_and_close(group, policy, functions, shortfall=Shortfall.TIMED_OUT)
+    assert verdict is not None
+    assert [member.uid for member in verdict.members if not member.remove_sample] == ["a0", "a2"]
+
+
 def test_groups_do_not_time_out_by_the_time_that_no_server_ran(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, ids=("a",), group_timeout_seconds=60)
     write(buffer, job, written("a0", "a"))

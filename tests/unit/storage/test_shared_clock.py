@@ -15,6 +15,7 @@ from slime_plugins.rollout_buffer.storage import shared_clock
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
 from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.storage.tables import clock_rows
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.wire.request_fields import parse
@@ -156,6 +157,14 @@ def test_what_is_kept_for_half_a_day_is_kept_when_the_clock_is_set_forward_by_a_
     machine.passes(DAY_S + 2)
     supervisor.follow_clock()
     assert purge(supervisor.store, now=clock(), retain_s=half_a_day).payloads == 1
+
+
+def test_rows_from_before_two_jumps_are_no_older_than_they_are(buffer: Buffer) -> None:
+    with buffer.store.write() as connection:
+        clock_rows.move_times(connection, DAY_S, 11 * DAY_S)
+        clock_rows.move_times(connection, 3 * DAY_S, 19 * DAY_S)
+        assert clock_rows.time_before(connection, 20 * DAY_S, 7 * DAY_S) == 9 * DAY_S
+        assert clock_rows.time_before(connection, 20 * DAY_S, DAY_S / 2) == 19.5 * DAY_S
 
 
 def test_the_times_that_are_shown_follow_the_clock(machine: Machine, supervisor: Buffer) -> None:

@@ -1,10 +1,10 @@
-"""Moves stored times by a jump of the wall clock; rows of ``clock_jumps``."""
+"""Moves stored times by a jump of the wall clock; rows of ``clock_jumps``, the last jumps."""
 
 from __future__ import annotations
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
-_MOVED = (
+_MOVE_TIMES = (
     "UPDATE deliveries SET lease_expires_at = lease_expires_at + :s WHERE state = 'leased'",
     "UPDATE groups SET opened_at = opened_at + :s, last_write_at = last_write_at + :s WHERE state = 'open' "
     "AND opened_at IS NOT NULL AND job_key IN (SELECT key FROM jobs WHERE state IN ('running', 'paused'))",
@@ -19,13 +19,16 @@ KEPT_JUMPS = 1000
 
 def move_times(connection: Connection, jump_s: float, now: float) -> None:
     """Moves the stored times of leases, timeouts and heartbeats by a jump of the clock, and records the jump."""
-    for statement in _MOVED:
+    for statement in _MOVE_TIMES:
         connection.execute(statement, {"s": jump_s})
     connection.execute("INSERT INTO clock_jumps (at, seconds) VALUES (?, ?)", (now, jump_s))
     connection.execute("DELETE FROM clock_jumps WHERE key <= (SELECT max(key) FROM clock_jumps) - ?", (KEPT_JUMPS,))
 
 
-def jumped_since(connection: Connection, moment: float) -> float:
-    """Returns the seconds by which the clock was set forward since a time; older rows seem older by as much."""
+def time_before(connection: Connection, now: float, age_s: float) -> float:
+    """Returns when rows of an age were written: those from before the clock was set forward seem older by as much."""
     query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
-    return float(connection.execute(query, (moment,)).fetchone()[0])
+    jumped_s = 0.0
+    while (found_s := connection.execute(query, (now - age_s - jumped_s,)).fetchone()[0]) > jumped_s:
+        jumped_s = found_s  # which reaches back to earlier jumps
+    return now - age_s - jumped_s
