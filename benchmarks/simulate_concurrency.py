@@ -135,7 +135,7 @@ class Simulation:
         self.free = setting.devices
         self.waiting_for_device: deque[_Episode] = deque()
         self.places = ConcurrencyLimiter(limit or 1)
-        self.places.wanted = 1
+        self.places.waiting = 1
         self.engine = _SimulatedEngine(self)
         self.took: list[float] = []
         self.tokens = 0.0

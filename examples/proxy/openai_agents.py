@@ -67,7 +67,7 @@ async def main() -> None:
     session = post(f"{options.gateway}/sessions", {"job_id": options.job})
     answer = await play(session, streamed=options.stream)
     sys.stdout.write(f"the agent said: {answer}\n")
-    reward = float(session["instance"].get("answer", "") in answer)
+    reward = float(session["instance"]["answer"] in answer)
     closed = post(f"{options.gateway}/sessions/{session['session_id']}/close", {"reward": reward})
     sys.stdout.write(json.dumps(closed) + "\n")
 

@@ -27,6 +27,6 @@ let second = "";
 for await (const chunk of await client.chat.completions.create({ model: session.model, messages, stream: true }))
   second += chunk.choices[0]?.delta?.content ?? "";
 
-const reward = second.includes(session.instance.answer ?? "") ? 1 : 0;
+const reward = second.includes(session.instance.answer) ? 1 : 0;
 const closed = await post(`${gateway}/sessions/${session.session_id}/close`, { reward });
 console.log(JSON.stringify({ first: first.choices[0].message.content, second, ...closed }));

@@ -28,6 +28,7 @@ class MathGenerator(SingleTurnGenerator):
 
         Raises:
             ConfigError: as there, or math-verify is not installed.
+            JudgeError: the judge's processes do not start.
         """
         await super().start(context)
         await self._judge.start()

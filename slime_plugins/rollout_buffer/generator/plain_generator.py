@@ -54,13 +54,15 @@ def query_single_turn(
     A reply cut by a weight update is continued, within the same ``max_tokens``.
 
     Raises:
-        EngineError: no reply in six tries; slime returned an empty one, which reward functions do not expect.
+        EngineError: no whole reply in six tries; slime returned an empty or cut one, which reward functions do not
+            expect.
     """
-    text, used, reason = "", 0, ""
-    problem: object = "it answered without a choice"
+    text, used, reason = "", 0, "abort"
+    problem: object = "it ended none"
     for tried in range(QUERY_TRIES):
         room = sampling_params["max_tokens"] - used if "max_tokens" in sampling_params else None
         if room is not None and room <= 0:
+            reason = "length"
             break
         try:
             response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
@@ -74,7 +76,7 @@ def query_single_turn(
             used += response.usage.completion_tokens if response.usage is not None else 0
             if reason != "abort":
                 break
-    if not reason:
+    if not reason or reason == "abort":
         raise EngineError(f"no reply in {QUERY_TRIES} tries: {problem}")
     asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
     return [*asked, {"role": "assistant", "content": text}], reason

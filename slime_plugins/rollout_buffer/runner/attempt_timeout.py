@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.observability.tracing import Attributes, Span,
 from slime_plugins.rollout_buffer.rules.trajectory_stats import WAITING
 
 STOP_TIMEOUT_S = 20.0
-MIN_LOOK_S = 0.5
+MIN_CHECK_S = 0.5
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -65,7 +65,7 @@ class AttemptTimeout:
                 if not await end_task(task):
                     limit += "; it ignores the cancellation and still holds its device and memory"
                 raise AttemptTimeoutError(limit)
-            await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_LOOK_S))
+            await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_CHECK_S))
 
     def _left_s(self) -> float | None:
         if self._limit_s is None:

@@ -32,8 +32,7 @@ class ConcurrencyLimiter:
         self._limit = limit
         self._changed = asyncio.Event()
         self.taken = 0
-        self.wanted = 0
-        """Number of waiters."""
+        self.waiting = 0
 
     @property
     def limit(self) -> int:
@@ -46,13 +45,13 @@ class ConcurrencyLimiter:
 
     async def acquire(self) -> None:
         """Waits until there are fewer holders than the limit."""
-        self.wanted += 1
+        self.waiting += 1
         try:
             while self.taken >= self._limit:
                 self._changed.clear()
                 await self._changed.wait()
         finally:
-            self.wanted -= 1
+            self.waiting -= 1
         self.taken += 1
 
     def release(self) -> None:
@@ -61,7 +60,7 @@ class ConcurrencyLimiter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Counted:
+class _Totals:
     """Totals of a job's episodes so far."""
 
     turns: int
@@ -74,7 +73,7 @@ class _Window:
     """Samples of a measuring window."""
 
     began: float
-    counted: _Counted
+    counted: _Totals
     samples: int = 0
     playing: int = 0
     running: int = 0
@@ -124,12 +123,12 @@ class ConcurrencyController:
         processes."""
         self._limiter, self._bounds, self._engine = limiter, bounds, engine
         self._devices, self._is_paused, self._keep, self._clock = devices, is_paused, keep, clock
-        self._steering = initial_state(bounds)
+        self._state = initial_state(bounds)
         self._episodes = 0
         self._is_steady = False
         self._window = self._new_window()
         self._kept_at = -CONCURRENCY.beats_every_s
-        limiter.set_limit(self._steering.limit)
+        limiter.set_limit(self._state.limit)
 
     def episode_ended(self) -> None:
         """Counts an episode, for generators that do not call the engine through its client."""
@@ -150,21 +149,21 @@ class ConcurrencyController:
         if self._is_paused() or self._engine.report(unasked=True).code is not EngineTrouble.NONE:
             self._is_steady, self._window = False, self._new_window()
         else:
-            self._window.add(self._limiter.taken, self._limiter.wanted > 0, load)
+            self._window.add(self._limiter.taken, self._limiter.waiting > 0, load)
             if (seen := self._measured_load()) is not None:
                 self._step(seen)
         if self._clock() - self._kept_at >= CONCURRENCY.beats_every_s:
             self._kept_at = self._clock()
-            await self._keep(self._steering, load)
+            await self._keep(self._state, load)
 
     def _measured_load(self) -> Load | None:
         """Returns the load of the window; None before its end."""
         if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
         seen = self._with_devices(self._window.load())
-        if adjust(self._steering, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
+        if adjust(self._state, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
             return seen
-        counted, before = self._counted(), self._window.counted
+        counted, before = self._totals(), self._window.counted
         turns = counted.turns - before.turns
         came_back = max(turns, counted.episodes - before.episodes)
         if not self._is_steady:
@@ -177,12 +176,12 @@ class ConcurrencyController:
         return replace(seen, rate=work / (self._clock() - self._window.began))
 
     def _step(self, seen: Load) -> None:
-        before = self._steering
-        self._steering = adjust(before, seen, self._bounds)
-        if self._steering.limit != before.limit:
+        before = self._state
+        self._state = adjust(before, seen, self._bounds)
+        if self._state.limit != before.limit:
             self._is_steady = False
-            self._limiter.set_limit(self._steering.limit)
-            logger.info("concurrency limit %d, was %d: %s", self._steering.limit, before.limit, self._steering.reason)
+            self._limiter.set_limit(self._state.limit)
+            logger.info("concurrency limit %d, was %d: %s", self._state.limit, before.limit, self._state.reason)
         self._window = self._new_window()
 
     def _with_devices(self, seen: Load) -> Load:
@@ -193,8 +192,8 @@ class ConcurrencyController:
         waiting = sum(report.get("episodes_waiting", {}).values())
         return replace(seen, devices_free=states["ready"], devices_waited_for=float(waiting))
 
-    def _counted(self) -> _Counted:
-        return _Counted(turns=self._engine.turns, tokens=self._engine.tokens, episodes=self._episodes)
+    def _totals(self) -> _Totals:
+        return _Totals(turns=self._engine.turns, tokens=self._engine.tokens, episodes=self._episodes)
 
     def _new_window(self) -> _Window:
-        return _Window(began=self._clock(), counted=self._counted())
+        return _Window(began=self._clock(), counted=self._totals())

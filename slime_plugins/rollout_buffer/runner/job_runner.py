@@ -150,14 +150,14 @@ class JobRunner:
             keep=self._keep_concurrency,
         )
 
-    async def _keep_concurrency(self, steering: ConcurrencyState, load: EngineLoad | None) -> None:
+    async def _keep_concurrency(self, state: ConcurrencyState, load: EngineLoad | None) -> None:
         await self._job.stored(
             lambda: store_concurrency(
                 self._job.buffer.store,
                 self._job.key,
                 os.getpid(),
-                limit=steering.limit,
-                reason=steering.reason.value,
+                limit=state.limit,
+                reason=state.reason.value,
                 waiting=None if load is None else load.waiting,
             )
         )

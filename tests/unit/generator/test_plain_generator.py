@@ -94,8 +94,14 @@ def test_a_query_that_failed_is_made_again_and_six_failures_are_an_error() -> No
     lucky = ScriptedClient(OSError("refused"), ("4", "stop"))
     assert query_single_turn(lucky, QUESTION, {})[0][-1]["content"] == "4"
 
-    with pytest.raises(EngineError, match="no reply in 6 tries: refused"):
-        query_single_turn(ScriptedClient(*[OSError("refused")] * 6), QUESTION, {"max_tokens": 8})
+    for said in (OSError("refused"), ("half", "abort")):
+        with pytest.raises(EngineError, match="no reply in 6 tries: refused"):
+            query_single_turn(ScriptedClient(said, *[OSError("refused")] * 5), QUESTION, {"max_tokens": 8})
+
+
+def test_a_reply_that_an_update_cut_at_its_cap_is_whole() -> None:
+    messages, reason = query_single_turn(ScriptedClient(("it is 4", "abort")), QUESTION, {"max_tokens": 3})
+    assert (messages[-1]["content"], reason) == ("it is 4", "length")
 
 
 def test_items_have_slimes_keys_and_text_for_an_id(input_file: str) -> None:

@@ -24,10 +24,10 @@ async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_b
     for _ in range(2):
         places.release()
         await asyncio.sleep(0)
-        assert (places.taken, places.wanted) == (3 - _ - 1, 1)
+        assert (places.taken, places.waiting) == (3 - _ - 1, 1)
     places.release()
     await waiting
-    assert (places.taken, places.wanted) == (1, 0)
+    assert (places.taken, places.waiting) == (1, 0)
 
 
 async def test_more_places_are_taken_at_once() -> None:
@@ -38,10 +38,10 @@ async def test_more_places_are_taken_at_once() -> None:
     places.set_limit(4)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert (places.taken, places.wanted) == (4, 1)
+    assert (places.taken, places.waiting) == (4, 1)
     waiting[-1].cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
-    assert places.wanted == 0
+    assert places.waiting == 0
 
 
 class Busy(HttpEngine):
@@ -73,7 +73,7 @@ class Steered:
     def __init__(self, engine: Busy, **more: Any) -> None:
         self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[ConcurrencyState]()
         self.places, self.paused, self.farm = ConcurrencyLimiter(1), False, dict[str, Any]()
-        self.places.wanted = 1
+        self.places.waiting = 1
         self.steering = ConcurrencyController(
             self.places,
             Bounds(min_limit=8, max_limit=1024, step=8),

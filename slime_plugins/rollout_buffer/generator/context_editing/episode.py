@@ -43,12 +43,12 @@ from slime_plugins.rollout_buffer.generator.context_editing.settings import Cont
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import MARKS_KEY, DeletionMark
 from slime_plugins.rollout_buffer.generator.context_editing.task import DocumentTask
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
+from slime_plugins.rollout_buffer.generator.outcomes import outcome_of
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
     Message,
-    Outcome,
     StopReason,
     Trajectory,
 )
@@ -71,20 +71,12 @@ class EpisodeSetup:
     read_calls: CallReader
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Ending:
     """The reason why the loop ended, and the answer if there is one."""
 
     stop_reason: StopReason
-    outcome: Outcome
     answer: str | None = None
-
-
-_OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
-_OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
-_OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
-_FORBIDDEN_TOKEN = _Ending(stop_reason=StopReason.FORBIDDEN_TOKEN, outcome=Outcome.TRUNCATED)
-_ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
 
 
 class ContextEditingEpisode:
@@ -138,15 +130,16 @@ class ContextEditingEpisode:
             prompt_ids = self._view.prompt(self._history)
             if len(prompt_ids) + self._response_length > self._settings.max_model_length:
                 self._log_prompt_too_long(len(prompt_ids))
-                return _OUT_OF_CONTEXT
+                return _Ending(StopReason.MAX_CONTEXT)
             reply = await self._generate(prompt_ids)
             if not reply.output_ids:
-                return _ABORTED
+                return _Ending(StopReason.ABORTED)
             msg_id, text = self._record(prompt_ids, reply)
-            ending = self._why_cut(reply) or await self._act(msg_id, text)
+            cut = self._why_cut(reply)
+            ending = _Ending(cut) if cut is not None else await self._act(msg_id, text)
             if ending is not None:
                 return ending
-        return _OUT_OF_TURNS
+        return _Ending(StopReason.MAX_TURNS)
 
     async def _generate(self, prompt_ids: Sequence[int]) -> GenerateReply:
         request = GenerateRequest(
@@ -170,26 +163,26 @@ class ContextEditingEpisode:
         self._generations.append(generation)
         return msg_id, text
 
-    def _why_cut(self, reply: GenerateReply) -> _Ending | None:
-        """Returns the ending of a turn that was cut; None for a complete turn."""
+    def _why_cut(self, reply: GenerateReply) -> StopReason | None:
+        """Returns why a turn was cut; None for a complete turn."""
         if reply.finish_reason == "abort":
-            return _ABORTED
+            return StopReason.ABORTED
         if self._setup.chat.length_before_vision(reply.output_ids) < len(reply.output_ids):
-            return _FORBIDDEN_TOKEN
-        return _OUT_OF_TOKENS if reply.finish_reason == "length" else None
+            return StopReason.FORBIDDEN_TOKEN
+        return StopReason.MAX_TOKENS if reply.finish_reason == "length" else None
 
     async def _act(self, msg_id: int, text: str) -> _Ending | None:
         """Executes the calls of a turn, in order; returns the ending if one of them ends the episode."""
         calls = self._setup.read_calls(text)
         if not calls:
-            return _Ending(stop_reason=StopReason.STOP, outcome=Outcome.COMPLETED, answer=text_outside_calls(text))
+            return _Ending(StopReason.STOP, text_outside_calls(text))
         for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
             with self._stopwatch.phase("tools"):
                 result = await self._carry_out(call, msg_id, number)
             self._calls[call.name if self._document_tools.has(call.name) else NO_TOOL] += 1
             self._failed_calls += not result.ok
             if result.answer is not None:
-                return _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, answer=result.answer)
+                return _Ending(StopReason.ANSWERED, result.answer)
             self._history.add_result(call.name[:80], result, invoked_by=msg_id)
         return None
 
@@ -255,7 +248,7 @@ class ContextEditingEpisode:
             instance_id=self._request.instance.instance_id,
             messages=tuple(self._history.messages),
             reward=reward,
-            outcome=ending.outcome,
+            outcome=outcome_of(ending.stop_reason),
             stop_reason=ending.stop_reason,
             generations=self._trained_generations(),
             extra_info=self._extra_info(ending, score),

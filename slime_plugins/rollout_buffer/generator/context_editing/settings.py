@@ -1,6 +1,6 @@
 """Settings of a job's context-editing episodes, validated before the job starts.
 
-A payload holds them under ``statelm``; the names of launcher configs (``SEED_NAMES``) are also accepted at the
+A payload holds them under ``statelm``; those of StateLM's description (``STATELM_NAMES``) are also accepted at the
 payload's top level.
 """
 
@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.serve_settings import validation_messages
 
 SECTION = "statelm"
-SEED_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
+STATELM_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
 NESTED_PATH = ("actor_rollout_ref", "rollout", "multi_turn")
 """The path of the same names in a config in the layout of StateLM's description."""
 LOWEST_PENALTY = -10.0
@@ -54,7 +54,7 @@ class ContextEditingSettings(BaseModel):
 
 OPTION_SECTIONS = {
     SECTION: tuple(ContextEditingSettings.model_fields),
-    **{".".join(NESTED_PATH[:depth]): (*SEED_NAMES, *NESTED_PATH[1:]) for depth in (1, 2, 3)},
+    **{".".join(NESTED_PATH[:depth]): (*STATELM_NAMES, *NESTED_PATH[1:]) for depth in (1, 2, 3)},
 }
 """The sections of a payload whose misspelt keys are refused at a job's start."""
 
@@ -70,7 +70,7 @@ def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
         section = section.get(name)
         if not isinstance(section, Mapping):
             return found
-        found |= {key: section[key] for key in SEED_NAMES if key in section}
+        found |= {key: section[key] for key in STATELM_NAMES if key in section}
     return found
 
 
@@ -83,7 +83,7 @@ def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
     section = options.get(SECTION) or {}
     if not isinstance(section, Mapping):
         raise ConfigError(f"{SECTION} in the payload must be an object of settings")
-    at_top = {name: options[name] for name in SEED_NAMES if name in options}
+    at_top = {name: options[name] for name in STATELM_NAMES if name in options}
     try:
         return ContextEditingSettings.model_validate({**_nested(options), **at_top, **section})
     except ValidationError as error:

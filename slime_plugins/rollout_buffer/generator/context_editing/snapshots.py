@@ -87,7 +87,7 @@ def turn_boundaries_of(trajectory: Recorded) -> list[tuple[int, int]]:
 
 def full_history_of(trajectory: Recorded) -> list[Message]:
     """Returns every message with its id in StateLM's form, deleted ones included."""
-    return [_in_seed_form(message) for message in trajectory.messages]
+    return [_in_statelm_form(message) for message in trajectory.messages]
 
 
 def _marks(trajectory: Recorded) -> list[DeletionMark]:
@@ -142,7 +142,7 @@ def _first_turns(generations: Sequence[Generation], marks: Sequence[DeletionMark
     return firsts
 
 
-def _in_seed_form(message: Message) -> Message:
+def _in_statelm_form(message: Message) -> Message:
     if message["role"] == "tool":
         shown = json.loads(message["content"])
         content = {"status": shown["status"], "message": shown["message"]}

@@ -29,7 +29,7 @@ sampled anyway the episode ends, with the ids before it.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -47,40 +47,20 @@ from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
     RewardBreakdown,
     RewardRule,
     Task,
-    TaskEnd,
     TaskRunner,
     task_of,
 )
+from slime_plugins.rollout_buffer.generator.outcomes import outcome_of
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
-    Outcome,
     StopReason,
     Trajectory,
 )
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ending:
-    """The reason why the loop ended. ``by_agent`` is True if the agent ended the episode itself."""
-
-    stop_reason: StopReason
-    outcome: Outcome
-    by_agent: bool = False
-
-
-_ENDINGS_OF_TASKS = {
-    TaskEnd.TERMINATED: _Ending(stop_reason=StopReason.TERMINATED, outcome=Outcome.COMPLETED, by_agent=True),
-    TaskEnd.ANSWERED: _Ending(stop_reason=StopReason.ANSWERED, outcome=Outcome.COMPLETED, by_agent=True),
-    TaskEnd.TASK_ENDED: _Ending(stop_reason=StopReason.TASK_ENDED, outcome=Outcome.COMPLETED),
-}
-_OUT_OF_TURNS = _Ending(stop_reason=StopReason.MAX_TURNS, outcome=Outcome.COMPLETED)
-_REPEATED = _Ending(stop_reason=StopReason.REPEATED, outcome=Outcome.COMPLETED)
-_OUT_OF_TOKENS = _Ending(stop_reason=StopReason.MAX_TOKENS, outcome=Outcome.TRUNCATED)
-_OUT_OF_CONTEXT = _Ending(stop_reason=StopReason.MAX_CONTEXT, outcome=Outcome.TRUNCATED)
-_FORBIDDEN_TOKEN = _Ending(stop_reason=StopReason.FORBIDDEN_TOKEN, outcome=Outcome.TRUNCATED)
-_ABORTED = _Ending(stop_reason=StopReason.ABORTED, outcome=Outcome.ABORTED)
+_BY_AGENT = frozenset({StopReason.TERMINATED, StopReason.ANSWERED})
+"""The agent ended the episode itself."""
 
 
 def read_task(instance: Instance) -> Task:
@@ -151,29 +131,27 @@ class Episode:
         first = await self._task_runner.reset()
         self._conversation.open(first)
         try:
-            ending = await self._play_turns()
-            given_up = ending.outcome is Outcome.ABORTED
-            breakdown = await self._task_runner.reward(ended_by_agent=ending.by_agent, given_up=given_up)
+            stop_reason = await self._play_turns()
+            breakdown = await self._task_runner.reward(
+                ended_by_agent=stop_reason in _BY_AGENT, given_up=stop_reason is StopReason.ABORTED
+            )
         finally:
             self._request.transcript.extend(self._conversation.messages)
-        return self._trajectory(first, ending, breakdown)
+        return self._trajectory(first, stop_reason, breakdown)
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
-    async def _play_turns(self) -> _Ending:
+    async def _play_turns(self) -> StopReason:
         """Plays turns until one of them ends the episode."""
         while self._turns < self._task_runner.max_turns:
             sampled = await self._generate()
             if sampled is None:
-                return _OUT_OF_CONTEXT
+                return StopReason.MAX_CONTEXT
             text = self._conversation.add_reply(sampled)
-            cut = self._why_cut(sampled)
-            if cut is not None:
-                return cut
-            ending = await self._act(text)
-            if ending is not None:
-                return ending
-        return _OUT_OF_TURNS
+            stop_reason = self._why_cut(sampled) or await self._act(text)
+            if stop_reason is not None:
+                return stop_reason
+        return StopReason.MAX_TURNS
 
     async def _generate(self) -> GenerateReply | None:
         """Samples the next turn; None if the context has no room."""
@@ -195,47 +173,47 @@ class Episode:
             raise EngineError("the engine ended a turn without sampling a single token")
         return reply
 
-    def _why_cut(self, reply: GenerateReply) -> _Ending | None:
-        """Returns the ending of a reply that was cut; None for a complete reply."""
+    def _why_cut(self, reply: GenerateReply) -> StopReason | None:
+        """Returns why a reply was cut; None for a complete reply."""
         if reply.finish_reason == "abort":
-            return _ABORTED
+            return StopReason.ABORTED
         if self._conversation.has_forbidden_token(reply):
-            return _FORBIDDEN_TOKEN
+            return StopReason.FORBIDDEN_TOKEN
         if reply.finish_reason == "length":
             own_cap = self._allowed_tokens == self._sampling_params.max_new_tokens
-            return _OUT_OF_TOKENS if own_cap else _OUT_OF_CONTEXT
+            return StopReason.MAX_TOKENS if own_cap else StopReason.MAX_CONTEXT
         return None
 
-    async def _act(self, text: str) -> _Ending | None:
-        """Executes the reply's action and renders the next prompt; returns the ending if the episode ends."""
+    async def _act(self, text: str) -> StopReason | None:
+        """Executes the reply's action and renders the next prompt; returns why the episode ends, if it does."""
         reply = self._task_runner.read(text)
         done = await self._task_runner.act(reply, self._turns)
         if done is not None:
-            return _ENDINGS_OF_TASKS[done]
+            return StopReason(done)
         max_turns = self._task_runner.max_turns
         if self._turns >= max_turns:
-            return _OUT_OF_TURNS
+            return StopReason.MAX_TURNS
         most = self._settings.stop_after_repeats
         if most is not None and self._task_runner.repeats() >= most:
-            return _REPEATED
+            return StopReason.REPEATED
         seen = self._task_runner.seen
         fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
-        return None if fits else _OUT_OF_CONTEXT
+        return None if fits else StopReason.MAX_CONTEXT
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
-    def _trajectory(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> Trajectory:
+    def _trajectory(self, first: Observation, stop_reason: StopReason, breakdown: RewardBreakdown) -> Trajectory:
         return Trajectory(
             uid=self._request.uid,
             instance_id=self._request.instance.instance_id,
             messages=tuple(self._conversation.messages),
             reward=breakdown.reward,
             turn_rewards=self._turn_rewards(breakdown.reward),
-            outcome=ending.outcome,
-            stop_reason=ending.stop_reason,
+            outcome=outcome_of(stop_reason),
+            stop_reason=stop_reason,
             generations=self._timer.with_environment_times(self._conversation.generations),
             images=tuple(self._conversation.distinct_images()),
-            extra_info=self._extra_info(first, ending, breakdown),
+            extra_info=self._extra_info(first, stop_reason, breakdown),
             timings_s=self._timer.seconds(),
         )
 
@@ -250,7 +228,7 @@ class Episode:
         rewards[-1] += earned
         return rewards
 
-    def _extra_info(self, first: Observation, ending: _Ending, breakdown: RewardBreakdown) -> dict[str, Any]:
+    def _extra_info(self, first: Observation, stop_reason: StopReason, breakdown: RewardBreakdown) -> dict[str, Any]:
         generations = self._conversation.generations
         return {
             "task_name": self._task.name,
@@ -270,7 +248,7 @@ class Episode:
             "corrected_turns": self._task_runner.corrected_turns,
             "thinking_tokens": self._task_runner.thinking_tokens,
             "success": breakdown.success is not None and breakdown.success >= 1,
-            "stop_reason": str(ending.stop_reason),
+            "stop_reason": str(stop_reason),
             "finish_reason": generations[-1].finish_reason if generations else None,
             "reward_breakdown": breakdown.as_dict(),
             "steps_log": self._task_runner.log,

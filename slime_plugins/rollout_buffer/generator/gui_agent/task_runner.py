@@ -51,7 +51,7 @@ def task_of(metadata: object, *, of: str) -> Task:
 
 
 class TaskEnd(StrEnum):
-    """How a task ended before the limit of turns."""
+    """How a task ended before the limit of turns. Each is a ``StopReason``."""
 
     TERMINATED = "terminated"  # the agent called terminate
     ANSWERED = "answered"  # the agent gave its answer

@@ -44,18 +44,12 @@ class MathJudge:
         """Starts the first process and runs one comparison, so that a missing library is found now.
 
         Raises:
-            ConfigError: math-verify is not installed, or several processes in a row did not start.
+            ConfigError: math-verify is not installed.
+            JudgeError: several processes in a row did not start.
         """
-        for _ in range(self._processes - 1):
+        for _ in range(self._processes):
             self._idle.put_nowait(None)
-        for tried in range(1, TRIES + 1):
-            try:
-                self._idle.put_nowait(await self._launch())
-                return
-            except _NoAnswerError as error:
-                logger.warning("the judge of math answers %s (try %d of %d)", error, tried, TRIES)
-                problem = str(error)
-        raise ConfigError(f"the process that compares math answers does not start: it {problem}")
+        await self.are_equal("4", "4")
 
     async def are_equal(self, label: str, answer: str) -> bool:
         """Returns True if ``answer`` is mathematically equal to ``label``; False also after the limit of CPU time.

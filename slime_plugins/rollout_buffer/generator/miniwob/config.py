@@ -64,7 +64,7 @@ class MiniWobSettings(GuiAgentSettings):
     quarantine_s: float = Field(default=10, gt=0)
 
     @model_validator(mode="after")
-    def _penalty_has_a_limit(self) -> MiniWobSettings:
+    def _check_combinations(self) -> MiniWobSettings:
         if self.time_penalty and self.time_limit_s is None:
             raise ValueError("time_penalty needs a time_limit_s: the penalty is a share of it")
         width, height = POINTS
