@@ -224,7 +224,7 @@ class LoopbackBuffer:
         return self.jobs.get(job_id) if job_id else next(iter(self.jobs.values()), None)
 
     def _start(self, payload: dict[str, Any]) -> dict[str, Any]:
-        job_id = payload["job_id"]
+        job_id = str(payload["job_id"])
         job = self.jobs.get(job_id)
         again = job is not None and job.payload["start_id"] == payload["start_id"]
         if job is None or (payload.get("fresh") and not again):

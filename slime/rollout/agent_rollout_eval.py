@@ -102,10 +102,10 @@ def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dic
 
 def _played_trajectories(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
     """Returns the played trajectories; only those of complete groups if slime computes pass rates."""
-    whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
+    needs_whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
     trajectories = []
     for group in groups:
         real = [rows for rows in trajectories_of([group]) if not rows[0].remove_sample]
-        if not whole_groups or len(real) == len(group):
+        if not needs_whole_groups or len(real) == len(group):
             trajectories += real
     return trajectories

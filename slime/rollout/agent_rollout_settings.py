@@ -158,13 +158,14 @@ class RolloutSettings(FeedSettings):
 class EvalSet:
     """One evaluation set: its name in the metrics, its file, and its sampling parameters.
 
+    ``max_tokens`` None leaves the limit to the buffer.
     ``more_sampling`` has the further sampling parameters that slime's evaluation sends (top_k, stop …), if set.
     """
 
     name: str
     path: str
     samples_per_group: int
-    max_tokens: int
+    max_tokens: int | None
     temperature: float
     top_p: float
     more_sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -423,7 +424,7 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
         name=name,
         path=path,
         samples_per_group=int(value("n_samples_per_eval_prompt", "n_samples_per_eval_prompt") or 1),
-        max_tokens=int(value("max_response_len", "eval_max_response_len", "rollout_max_response_len")),
+        max_tokens=value("max_response_len", "eval_max_response_len", "rollout_max_response_len"),
         temperature=float(value("temperature", "eval_temperature", "rollout_temperature")),
         top_p=float(value("top_p", "eval_top_p", "rollout_top_p")),
         more_sampling=_set_values(

@@ -63,7 +63,7 @@ class RebuiltTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebuilt:
+class RebuiltTokens:
     """The rebuilt conversation, with the tokenizer's data for the comparison.
 
     ``added_ids`` are the ids of all added tokens, ``special_ids`` of those that can end a turn.
@@ -78,7 +78,7 @@ class Rebuilt:
 
 
 def compare_with_rebuilt(
-    generations: Sequence[Generation], rows: Sequence[TrainingRow], rebuilt: Rebuilt
+    generations: Sequence[Generation], rows: Sequence[TrainingRow], rebuilt: RebuiltTokens
 ) -> DriftReport:
     """Compares rebuilt ids and mask with the packed rows.
 
@@ -111,7 +111,7 @@ def compare_with_rebuilt(
     )
 
 
-def _agree(rows: Sequence[TrainingRow], rebuilt: Rebuilt) -> bool:
+def _agree(rows: Sequence[TrainingRow], rebuilt: RebuiltTokens) -> bool:
     end = rebuilt.turns[-1].end if rebuilt.turns else 0
     if not rows:
         return 1 not in rebuilt.loss_mask
@@ -126,7 +126,7 @@ def _agree(rows: Sequence[TrainingRow], rebuilt: Rebuilt) -> bool:
 class _Difference:
     """Differences between a generation and its rebuilt turn."""
 
-    def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: Rebuilt) -> None:
+    def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: RebuiltTokens) -> None:
         self._rebuilt = rebuilt
         self._merged = turn.merged
         prompt, rebuilt_prompt = list(generation.prompt_ids), list(rebuilt.token_ids[: turn.start])
@@ -163,13 +163,11 @@ class _Difference:
         if text == rebuilt_text:
             return {DriftKind.SPLIT if self._added(body) == self._added(rebuilt_body) else DriftKind.INJECTED}
 
-        if self._merged and text.lstrip() == rebuilt_text.lstrip():
-            return set()
-
         if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}
 
-        return {DriftKind.TEXT}
+        begins_in_prompt = self._merged and text.endswith(rebuilt_text)
+        return set() if begins_in_prompt else {DriftKind.TEXT}
 
     def _added(self, ids: list[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._rebuilt.added_ids]

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from slime.utils.mask_drift import DriftReport, Rebuilt, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_drift import DriftReport, RebuiltTokens, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
@@ -272,7 +272,7 @@ class MultiTurnLossMaskGenerator:
         masked = self._masked_by_type(messages, tools)
         merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
         turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in merged) for turn in masked.turns]
-        rebuilt = Rebuilt(
+        rebuilt = RebuiltTokens(
             masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
         )
         return compare_with_rebuilt(generations, pack_training_rows(generations), rebuilt)

@@ -84,7 +84,7 @@ class RolloutFeed:
         self._settings = FeedSettings(
             buffer_url=buffer_url.rstrip("/"),
             token=token or os.environ.get("ROLLOUT_BUFFER_TOKEN") or None,
-            job_id=payload["job_id"],
+            job_id=str(payload["job_id"]),
             max_failures=max_failures,
             wait_s=wait_s,
             lease_s=lease_s,

@@ -21,6 +21,7 @@ from slime.rollout.agent_rollout_settings import (
     start_payload,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.wire.job_settings import DEFAULT_MAX_NEW_TOKENS
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 
@@ -94,6 +95,14 @@ def test_an_evaluation_samples_as_slimes_own_does() -> None:
     (eval_set,) = eval_sets(arguments(eval_datasets=[dataset], rollout_stop=["x"]))
     assert eval_set.more_sampling == {"stop": ["y"], "repetition_penalty": 1.1}
     assert eval_set.temperature == 0.1
+
+
+def test_without_a_limit_of_tokens_the_buffers_default_holds_in_evaluations_as_in_training() -> None:
+    """slime has no default of --rollout-max-response-len."""
+    args = arguments(eval_prompt_data=["e", "/e"], rollout_max_response_len=None)
+    (eval_set,) = eval_sets(args)
+    for payload in (payload_of(rollout_max_response_len=None), eval_payload(args, eval_set, job_id="e", start_id="s")):
+        assert parse(StartPayload, payload).sampling().max_new_tokens == DEFAULT_MAX_NEW_TOKENS
 
 
 def test_a_group_of_an_evaluation_is_measured_by_what_could_be_played_of_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from slime.utils.mask_drift import Rebuilt, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_drift import RebuiltTokens, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_utils import DriftReport, Generation, pack_training_rows
 from tests import chat_tokenizers, mask_conversations
 from tests.example_counts import examples
@@ -103,8 +103,15 @@ def test_a_turn_trained_on_one_side_only_is_found() -> None:
 def compared(generations: list[Generation], turns: list[RebuiltTurn]) -> DriftReport:
     """The report on generations whose messages rebuild into the tokens 0 to 9."""
     mask = [int(any(turn.start <= at < turn.end for turn in turns)) for at in range(10)]
-    rebuilt = Rebuilt(range(10), mask, turns, added_ids=(), special_ids=(), decode=str)
+    rebuilt = RebuiltTokens(
+        range(10), mask, turns, added_ids=(), special_ids=(), decode=lambda ids: "".join(map(str, ids))
+    )
     return compare_with_rebuilt(generations, pack_training_rows(generations), rebuilt)
+
+
+def test_a_first_character_that_merged_into_the_prompt_is_no_other_text() -> None:
+    found = compared([Generation([0, 1, 2, 77], [8, 4, 5])], [RebuiltTurn(4, 6, merged=True)])
+    assert found.kinds == ["boundary"]
 
 
 def test_a_prompt_that_differs_before_an_equal_output_is_placed_also_if_its_end_merged() -> None:

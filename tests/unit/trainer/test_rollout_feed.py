@@ -165,8 +165,8 @@ def test_a_delivery_that_could_not_be_converted_comes_again(
     assert [group.instance_id for group in batch] == ["task-0", "task-1"]
 
 
-def test_group_size_and_limits_are_read_as_the_buffer_reads_them(buffer: LoopbackBuffer) -> None:
-    short = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "samples": "2", "tokenizer": "none"}
+def test_the_payload_is_read_as_the_buffer_reads_it(buffer: LoopbackBuffer) -> None:
+    short = {"job_id": 7, "task_type": "probe", "num_epoch": 1, "samples": "2", "tokenizer": "none"}
     with RolloutFeed(buffer.url, short, wait_s=0.02) as feed:
         feed.start()
         assert [len(group.trajectories) for group in feed.next_batch(2)] == [2, 2]
