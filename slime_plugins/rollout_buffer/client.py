@@ -57,11 +57,10 @@ def _object(content: bytes) -> dict[str, Any]:
     return value
 
 
-def _jobs(content: bytes) -> list[dict[str, Any]]:
-    jobs = _object(content).get("jobs")
-    if not isinstance(jobs, list):
-        raise wire.InvalidReplyError("the buffer's reply has no list of jobs")
-    return jobs
+def _list_in(reply: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    if not isinstance(found := reply.get(name), list):
+        raise wire.InvalidReplyError(f"the buffer's reply has no list of {name}")
+    return found
 
 
 def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
@@ -134,7 +133,7 @@ _REFUSALS: dict[type[errors.RolloutBufferError], type[errors.RolloutBufferError]
 
 def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
     found = _all_errors(errors.RolloutBufferError)
-    by_code = {kind.code: kind for kind in found if not issubclass(kind, aiohttp.ClientError)}
+    by_code = {kind.code: kind for kind in found if "code" in vars(kind)}  # others are derived of these, by anybody
     if code in by_code:
         return by_code[code]
     if status == 429:  # of a proxy
@@ -196,6 +195,8 @@ class _BlockingTransport:
     def __init__(self, base_url: str, headers: Mapping[str, str]) -> None:
         self._base_url = base_url
         self._headers = headers
+        # A name and password of ~/.netrc would replace the token.
+        self._auth = (lambda request: request) if "Authorization" in headers else None
 
     async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
         response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _finished
@@ -204,6 +205,7 @@ class _BlockingTransport:
             data=request.body,
             headers=self._headers,
             timeout=timeout_s,
+            auth=self._auth,
         )
         return response.status_code, response.content
 
@@ -303,12 +305,12 @@ class AsyncRolloutBufferClient:
         for encoded in _encoded_lists(items):
             body = b'{"items":%b%b}' % (encoded, named)
             of_some = await self._send(Request("POST", "/buffer/write", body), _object)
-            reply = {**of_some, "results": [*reply["results"], *of_some["results"]]}
+            reply = {**of_some, "results": [*reply["results"], *_list_in(of_some, "results")]}
         return reply
 
     async def jobs(self) -> list[dict[str, Any]]:
         """Lists the jobs, newest first."""
-        return await self._get("/jobs", _jobs)
+        return _list_in(await self._get("/jobs", _object), "jobs")
 
     async def job(self, job_id: str) -> dict[str, Any]:
         """Returns one job with its progress and accounting."""
@@ -480,7 +482,7 @@ class RolloutBufferClient:
     """The methods of ``AsyncRolloutBufferClient`` as blocking calls. Safe to use from several threads."""
 
     def __init__(self, base_url: str, *, token: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """``base_url`` and ``timeout_s`` are those of ``AsyncRolloutBufferClient``."""
+        """``base_url`` is that of ``AsyncRolloutBufferClient``; ``timeout_s`` limits each wait for bytes of a reply."""
         self._client = AsyncRolloutBufferClient(
             base_url, timeout_s=timeout_s, transport=_BlockingTransport(base_url.rstrip("/"), _headers(token))
         )

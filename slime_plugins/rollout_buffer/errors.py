@@ -261,10 +261,9 @@ def network_reason(error: BaseException) -> str:
     own_kinds = {kind.__name__ for kind in type(error).__mro__}
     if "Timeout" in own_kinds or any(isinstance(one, TimeoutError) for one in chain):
         return "it took too long"
-    reasons = [_by_the_system(one) for one in chain if isinstance(one, OSError) and one.strerror]
-    return reasons[-1] if reasons else "the connection broke"
-
-
-def _by_the_system(error: OSError) -> str:
-    """asyncio replaces the system's message by its own, with the address as a tuple."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
+    by_the_system = [one for one in chain if isinstance(one, OSError) and one.strerror]
+    if not by_the_system:
+        return "the connection broke"
+    # asyncio replaces the system's message by its own, with the address as a tuple.
+    number = by_the_system[-1].errno
+    return os.strerror(number) if number and number > 0 else str(by_the_system[-1].strerror)

@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,7 +18,13 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, Request, RolloutBufferClient, why_no_answer
+from slime_plugins.rollout_buffer.client import (
+    AsyncRolloutBufferClient,
+    Request,
+    RolloutBufferClient,
+    _raise_for_status,
+    why_no_answer,
+)
 from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError, RolloutBufferError, network_reason
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -172,6 +179,39 @@ def test_no_password_and_no_token_is_in_what_is_said_of_a_call_that_fails() -> N
     for token in ("secret\n", "sécret"):
         with pytest.raises(ConfigError, match=r"^the token .* is not ASCII$"):
             RolloutBufferClient("http://127.0.0.1:9", token=token)
+
+
+def test_the_token_is_sent_also_where_netrc_has_a_password_for_every_host(
+    heard: tuple[str, list[tuple[str, str, bytes, str | None]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_text("default login user password other\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(NotFoundError):
+        RolloutBufferClient(heard[0], token="secret").jobs()
+    assert heard[1][0][-1] == "Bearer secret"
+
+
+def test_a_reply_without_what_a_call_returns_is_no_buffers() -> None:
+    class Foreign:
+        async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
+            return 200, b"{}"
+
+        async def close(self) -> None: ...
+
+    client = AsyncRolloutBufferClient("http://h", transport=Foreign())
+    for call in (client.jobs(), client.write([{"uid": "u"}]), client.get_rollout_data()):
+        with pytest.raises(wire.InvalidReplyError):
+            asyncio.run(call)
+
+
+def test_an_error_class_of_a_caller_replaces_none_of_the_clients() -> None:
+    class OfACallerError(NotFoundError):
+        def __init__(self) -> None:
+            super().__init__("mine")
+
+    with pytest.raises(NotFoundError, match=r"^no such job$") as raised:
+        _raise_for_status(404, json.dumps(wire.encode_error("not_found", "no such job")).encode())
+    assert not isinstance(raised.value, OfACallerError)
 
 
 def test_errors_come_back_as_they_were_written() -> None:

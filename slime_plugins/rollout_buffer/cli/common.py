@@ -144,8 +144,7 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
         explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
         return _NoAnswerError(explanation), ExitCode.OUT_OF_REACH
     if isinstance(error, wire.InvalidReplyError):
-        explanation = f"there is no rollout buffer at --url ({error})"
-        return _NoBufferError(explanation), ExitCode.NO
+        return _NoBufferError(f"there is no rollout buffer at --url ({error})"), ExitCode.NO
     if isinstance(error, ValueError):
         return RolloutBufferError(str(error)), ExitCode.NO
     assert isinstance(error, OSError)

@@ -124,7 +124,8 @@ def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
             near = difflib.get_close_matches(str(key), keys, n=1)
             meant = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(keys)}"
             raise typer.BadParameter(f"{path}: {key} is not known: {meant}")
-    return {keys[key]: _as_given(value, fields[keys[key]]) for key, value in found.items()}
+    given = {keys[key]: value for key, value in found.items() if value is not None}
+    return {name: _as_given(value, fields[name]) for name, value in given.items()}
 
 
 def _as_given(value: Any, field: FieldInfo) -> Any:

@@ -10,15 +10,8 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.rules.validity import as_token_rewards, as_turn_rewards
 from slime_plugins.rollout_buffer.types import Generation, Message, Outcome, StopReason
-from slime_plugins.rollout_buffer.wire.checks import (
-    Identifier,
-    Reward,
-    Sha256,
-    WireRecord,
-)
-from slime_plugins.rollout_buffer.wire.generations import (
-    GenerationEntries,
-)
+from slime_plugins.rollout_buffer.wire.checks import Identifier, Reward, Sha256, WireRecord
+from slime_plugins.rollout_buffer.wire.generations import GenerationEntries
 
 
 def _with_role(message: Message) -> Message:

@@ -20,11 +20,7 @@ from slime_plugins.rollout_buffer.wire.checks import (
     nearest_key,
     refuse_misspelt,
 )
-from slime_plugins.rollout_buffer.wire.generations import (
-    WrittenGeneration,
-    encode_generations,
-    joined_generations,
-)
+from slime_plugins.rollout_buffer.wire.generations import WrittenGeneration, encode_generations, joined_generations
 from slime_plugins.rollout_buffer.wire.images import take_images_out
 from slime_plugins.rollout_buffer.wire.items import ChatMessage, Item, ItemFields, checked_turn_rewards
 

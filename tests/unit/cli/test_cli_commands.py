@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.cli.app import app as command_line
 from slime_plugins.rollout_buffer.cli.commands import export, trajectories
 from slime_plugins.rollout_buffer.cli.transcript_view import message_lines
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
@@ -405,6 +406,18 @@ def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path:
     purge(served.buffer.store, now=time.time() + 100, retain_s=50)
     counts = exported(served, tmp_path / "out", "--all")
     assert (counts["written"], counts["purged"]) == (0, 5)
+
+
+def test_an_export_goes_on_after_what_is_damaged(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object, **__: object) -> None:
+        raise DamagedError("other bytes")
+
+    monkeypatch.setattr(RolloutBufferClient, "get_image", damaged)
+    assert exported(served, tmp_path / "out")["missing_images"] == 1
+    monkeypatch.setattr(RolloutBufferClient, "trajectory", damaged)
+    assert exported(served, tmp_path / "new")["purged"] == 2
 
 
 # --- skip lists ------------------------------------------------------------------------------------------------------

@@ -51,8 +51,11 @@ def test_without_any_the_fields_defaults_hold(app: typer.Typer, served: list[dic
     assert build_serve_settings(**served[0]) == ServeSettings()
 
 
-def test_a_file_of_comments_alone_sets_nothing(app: typer.Typer, served: list[dict[str, Any]], tmp_path: Path) -> None:
-    (tmp_path / "serve.yaml").write_text("# port: 1\n")
+@pytest.mark.parametrize("text", ["# port: 1\n", "port: null\ndata_root: null\n"])
+def test_a_file_without_values_sets_nothing(
+    app: typer.Typer, served: list[dict[str, Any]], tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "serve.yaml").write_text(text)
     call(app, "--config", str(tmp_path / "serve.yaml"))
     assert build_serve_settings(**served[0]) == ServeSettings()
 

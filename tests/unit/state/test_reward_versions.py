@@ -189,7 +189,11 @@ def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 def test_the_command_scores_by_a_function_and_says_what_it_did(buffer: Buffer, job: JobRecord, tmp_path: Path) -> None:
     file = tmp_path / "judge.py"
-    file.write_text("def score(one):\n    if one['uid'] == 'b2':\n        raise ValueError('odd')\n    return 2.0\n")
+    file.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Own:\n    a: int = 1\n"
+        "def score(one):\n    if one['uid'] == 'b2':\n        raise ValueError('odd')\n    return 2.0\n"
+    )
     with_function = ("--with", f"{file}:score", "--name", "two")
 
     code, said = run(tmp_path, *with_function)
@@ -217,7 +221,7 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
     server = HTTPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        code, said = run(tmp_path, "--with", f"http://127.0.0.1:{server.server_port}/score")
+        code, said = run(tmp_path, "--with", f"http://user:secret@127.0.0.1:{server.server_port}/score")
     finally:
         server.shutdown()
         server.server_close()
@@ -225,7 +229,8 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
     assert (code, said["scored"], said["failed"]) == (1, 2, 2)
     refusals = " and ".join(sorted(said["failures"]))
     assert "turn_rewards has 2 entries for the 1 turns that are trained" in refusals
-    assert "the scoring service answered 503" in refusals
+    assert "the scoring service answered 503: busy" in refusals
+    assert said["name"] == f"http://***@127.0.0.1:{server.server_port}/score"
     with pytest.raises(ConflictError, match="2 of 4 trajectories of this delivery have no reward of version 1"):
         scores_for(buffer.store, delivery.key, 1)
     scored(buffer, lambda _: 1.0, said["name"])

@@ -65,7 +65,7 @@ def attempts(
             for line in message_lines(message, _image_name, LONG_TEXT):
                 console.print(line)
         console.print()
-    nothing = "no such attempt failed" if error_code or search else f"no attempt of {job_id} failed"
+    nothing = "no such attempt failed" if error_code or search or cursor else f"no attempt of {job_id} failed"
     print_page("" if page["attempts"] else nothing, page)
     if page["log"]:
         console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, soft_wrap=True)

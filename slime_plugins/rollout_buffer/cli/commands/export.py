@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     refuse_existing,
     report_errors,
 )
-from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError
+from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, NotFoundError
 from slime_plugins.rollout_buffer.install_hints import install_extra
 from slime_plugins.rollout_buffer.wire import image_media_type
 
@@ -118,9 +118,9 @@ def export(
         return
     console.print(f"{tally.written} trajectories in {output}")
     if tally.purged:
-        console.print(f"{tally.purged} were left out: retention has purged their payloads")
+        console.print(f"{tally.purged} were left out: their payloads are purged or damaged")
     if tally.missing_images:
-        console.print(f"{tally.missing_images} screenshots are missing: retention has purged them")
+        console.print(f"{tally.missing_images} screenshots are missing: they are purged or damaged")
     if tally.not_delivered:
         console.print(f"{tally.not_delivered} were left out because they were not delivered; --all takes them too")
 
@@ -140,14 +140,15 @@ def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], N
             raise ConfigError(
                 f"none of {tally.not_delivered} trajectories of {work.job_id} was delivered: --all takes them too"
             )
-        _remove(output)
+        if output.is_dir() or partial.is_dir():
+            _remove(output)
         partial.replace(output)
     finally:
         _remove(partial)
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
@@ -162,7 +163,7 @@ def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
         try:
             form = "inline" if work.inline else "hash"
             found = work.client.trajectory(light["uid"], job_id=work.job_id, images=form)
-        except NotFoundError:
+        except (NotFoundError, DamagedError):
             work.tally.purged += 1
             continue
         work.tally.written += 1
@@ -198,7 +199,7 @@ def _screenshots(work: _Export, found: Mapping[str, Any]) -> Iterator[tuple[str,
             continue
         try:
             path, content = _fetched(work, sha256)
-        except NotFoundError:
+        except (NotFoundError, DamagedError):
             work.tally.missing_images += 1
             path, content = sha256, None
         yield sha256, path, content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     print_json,
     report_errors,
 )
+from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError, network_reason
 from slime_plugins.rollout_buffer.extensions import Group, installed, load, missing
 
@@ -47,7 +49,8 @@ def rescore(
         judge = judge_of(scorer, timeout_s)
         settings = reward_versions.RescoreSettings(retries=retries, timeout_s=timeout_s, at_once=at_once)
         with opened_store(data_dir) as store:
-            done = reward_versions.rescore(store, job_id, judge, name=name or scorer, scorer=scorer, settings=settings)
+            shown = redacted(scorer)
+            done = reward_versions.rescore(store, job_id, judge, name=name or shown, scorer=shown, settings=settings)
     failed = sum(done.failures.values())
     if as_json:
         numbers = {"version": done.version, "name": done.name, "scored": done.scored, "failed": failed}
@@ -76,7 +79,7 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
         raise ConfigError(f"--with {scorer!r}: {forms}: {missing(Group.SCORERS, scorer)}")
     try:
         function = getattr(_module(module_name), function_name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise ConfigError(f"--with {scorer}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"--with {scorer}: {function_name} is no function")
@@ -88,10 +91,10 @@ def _module(name: str) -> Any:
         if "" not in sys.path and str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+    spec = importlib.util.spec_from_file_location(f"rollout_buffer_scorer_{Path(name).stem}", name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
 
@@ -103,11 +106,13 @@ def _service(url: str, timeout_s: float) -> Judge:
     def judge(trajectory: dict[str, Any]) -> Any:
         try:
             reply = requests.post(url, json={"trajectory": trajectory}, timeout=timeout_s, allow_redirects=False)
-            answer = reply.json() if reply.status_code == 200 else None
-        except (requests.RequestException, ValueError) as error:
+        except requests.RequestException as error:
             raise JudgeError(f"the scoring service cannot be reached: {network_reason(error)}") from error
-        if not isinstance(answer, dict):
-            raise JudgeError(f"the scoring service answered {reply.status_code} without a JSON object")
+        answer = None
+        with suppress(ValueError):
+            answer = reply.json()
+        if reply.status_code != 200 or not isinstance(answer, dict):
+            raise JudgeError(f"the scoring service answered {reply.status_code}: {reply.text[:200]}")
         return answer
 
     return judge
