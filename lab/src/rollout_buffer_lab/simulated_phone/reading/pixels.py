@@ -134,15 +134,6 @@ def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:
 
 # Colours to surfaces
 
-_HASH_SHIFT = 18  # 14 bits are left
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ColorTable:
-    multiplier: np.uint32
-    index_by_hash: Indices
-    color_by_index: NDArray[np.uint32]
-
 
 @cache
 def _index_by_surface() -> dict[Surface, int]:
@@ -150,28 +141,16 @@ def _index_by_surface() -> dict[Surface, int]:
 
 
 @cache
-def _color_table() -> _ColorTable:
-    """A perfect hash over the surfaces' colours: one multiplication instead of a search for every dot."""
+def _sorted_colors() -> tuple[NDArray[np.uint32], Indices]:
+    """The surfaces' colours as one number each, in ascending order, and the index of each."""
     rgba = np.array([(*surface.rgb, 255) for surface in _SURFACES], dtype=np.uint8)
     colors = rgba.view(np.uint32).ravel()
-    for candidate in range(0x9E3779B1, 0xFFFFFFFF, 2):
-        multiplier = np.uint32(candidate)
-        hashes = (colors * multiplier) >> np.uint32(_HASH_SHIFT)
-        if len(set(hashes.tolist())) == len(_SURFACES):
-            break
-    index_by_hash = np.zeros(1 << (32 - _HASH_SHIFT), dtype=np.uint8)
-    index_by_hash[hashes] = np.arange(1, len(_SURFACES) + 1)
-    # Alpha 0 never occurs in a screenshot, so 0 is the colour of no dot.
-    return _ColorTable(
-        multiplier=multiplier,
-        index_by_hash=index_by_hash,
-        color_by_index=np.concatenate([np.zeros(1, dtype=np.uint32), colors]),
-    )
+    order = np.argsort(colors)
+    return colors[order], (order + 1).astype(np.uint8)
 
 
 def _exact_indices(rgba: NDArray[np.uint8]) -> Indices:
-    table = _color_table()
+    known, indices = _sorted_colors()
     colors = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
-    indices = table.index_by_hash[(colors * table.multiplier) >> np.uint32(_HASH_SHIFT)]
-    indices[table.color_by_index[indices] != colors] = INK
-    return np.asarray(indices, dtype=np.uint8)
+    places = np.searchsorted(known, colors).clip(max=len(known) - 1)
+    return np.where(known[places] == colors, indices[places], np.uint8(INK))

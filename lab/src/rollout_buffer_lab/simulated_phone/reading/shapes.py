@@ -16,7 +16,6 @@ from rollout_buffer_lab.simulated_phone.reading.pixels import Box, SurfaceMap, b
 _MIN_BUTTON = 20
 _MIN_FIELD = 30
 _ROW_ICON_GAP = 7  # rows and columns between two icons without tiles; the parts of one are nearer
-_WORST_ICON_MATCH = 0.12  # share of dots that may differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,13 +93,11 @@ def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
             if box.width < ICON_DOTS or box.height < ICON_DOTS:
                 continue
             free[box.top : box.bottom, box.left : box.right] = False
-            left = box.left + (box.width - ICON_DOTS) // 2
-            top = box.top + (box.height - ICON_DOTS) // 2
-            name = _name_on_tile(surfaces, surface, left, top)
+            name = _name_of(ink[box.top : box.bottom, box.left : box.right])
             if name is not None:
                 yield IconShape(name=name, box=box, on_app_tile=surface in APP_TILES)
     for box in boxes(free, row_gap=_ROW_ICON_GAP, column_gap=_ROW_ICON_GAP):
-        name = _name_of_trimmed(free[box.top : box.bottom, box.left : box.right])
+        name = _name_of(free[box.top : box.bottom, box.left : box.right])
         if name is not None:
             yield IconShape(name=name, box=box)
 
@@ -108,9 +105,7 @@ def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
 def status_icons(surfaces: SurfaceMap) -> set[str]:
     """Which signs stand in the status bar."""
     ink = surfaces.indices[:40] == index_of(Surface.STATUS_ICON)
-    found = (
-        _name_of_trimmed(ink[box.top : box.bottom, box.left : box.right]) for box in boxes(ink, row_gap=9, column_gap=9)
-    )
+    found = (_name_of(ink[box.top : box.bottom, box.left : box.right]) for box in boxes(ink, row_gap=9, column_gap=9))
     return {name for name in found if name is not None}
 
 
@@ -120,48 +115,18 @@ def _columns(area: NDArray[np.uint8], surface: Surface) -> tuple[int, int] | Non
     return (int(columns[0]), int(columns[-1]) + 1) if columns.size else None
 
 
-@cache
-def _icon_arrays() -> dict[str, NDArray[np.bool_]]:
-    return {name: np.asarray(icon_mask(name)) > 0 for name in ICON_NAMES}
-
-
-def _name_on_tile(surfaces: SurfaceMap, tile: Surface, left: int, top: int) -> str | None:
-    """The icon whose 32x32 dots stand there; small differences do not matter."""
-    least, best = round(_WORST_ICON_MATCH * ICON_DOTS * ICON_DOTS), None
-    dots = _ink_dots(surfaces.colors[top : top + ICON_DOTS, left : left + ICON_DOTS], tile)
-    if dots.shape != (ICON_DOTS, ICON_DOTS):
-        return None
-    for name, known in _icon_arrays().items():
-        difference = int(np.count_nonzero(dots ^ known))
-        if difference < least:
-            least, best = difference, name
-    return best
-
-
-def _ink_dots(colors: NDArray[np.uint8], tile: Surface) -> NDArray[np.bool_]:
-    """Which dots are nearer to the icons' ink than to the tile."""
-    far_from_ink, far_from_tile = (
-        np.abs(colors.astype(np.int16) - np.array(surface.rgb, dtype=np.int16)).sum(axis=2)
-        for surface in (Surface.ICON_INK, tile)
-    )
-    return np.asarray(far_from_ink < far_from_tile)
-
-
-def _name_of_trimmed(dots: NDArray[np.bool_]) -> str | None:
-    """Names a picture by its ink alone; where in the 32x32 it stood is not known."""
-    candidates = {}
-    for name, known in _trimmed_arrays().items():
-        if abs(known.shape[0] - dots.shape[0]) <= 1 and abs(known.shape[1] - dots.shape[1]) <= 1:
-            height, width = min(known.shape[0], dots.shape[0]), min(known.shape[1], dots.shape[1])
-            candidates[name] = np.count_nonzero(dots[:height, :width] ^ known[:height, :width]) / (height * width)
-    best = min(candidates, key=candidates.__getitem__, default=None)
-    return best if best is not None and candidates[best] <= _WORST_ICON_MATCH else None
+def _name_of(dots: NDArray[np.bool_]) -> str | None:
+    """Names a picture by its ink alone, wherever that stands in ``dots``."""
+    return _names_of_icons().get(_trimmed(dots))
 
 
 @cache
-def _trimmed_arrays() -> dict[str, NDArray[np.bool_]]:
-    trimmed = {}
-    for name, known in _icon_arrays().items():
-        rows, columns = np.flatnonzero(known.any(axis=1)), np.flatnonzero(known.any(axis=0))
-        trimmed[name] = known[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    return trimmed
+def _names_of_icons() -> dict[tuple[tuple[int, ...], bytes], str]:
+    return {_trimmed(np.asarray(icon_mask(name)) > 0): name for name in ICON_NAMES}
+
+
+def _trimmed(dots: NDArray[np.bool_]) -> tuple[tuple[int, ...], bytes]:
+    """Shape and dots without the empty rows and columns around the ink."""
+    rows, columns = np.flatnonzero(dots.any(axis=1)), np.flatnonzero(dots.any(axis=0))
+    kept = dots[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if rows.size else dots[:0]
+    return kept.shape, kept.tobytes()
