@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rollout_buffer_lab.simulated_phone.phone import FaultPlan, SimulatedPhone, SimulatedPhoneConfig
+from rollout_buffer_lab.simulated_phone.phone import FailingCalls, SimulatedPhone, SimulatedPhoneConfig
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
@@ -93,7 +93,7 @@ def test_what_cannot_be_done_is_noted_and_changes_nothing(action: Action) -> Non
 
 
 def test_a_planned_fault_raises_once_and_changes_nothing() -> None:
-    phone = SimulatedPhone(SimulatedPhoneConfig(faults=FaultPlan(at_calls=frozenset({1}))))
+    phone = SimulatedPhone(SimulatedPhoneConfig(faults=FailingCalls(at_calls=frozenset({1}))))
     before = phone.reset("SystemWifiTurnOn", 0)
     with pytest.raises(DeviceError):
         _step(phone, ActionKind.OPEN, text="Settings")
@@ -101,7 +101,7 @@ def test_a_planned_fault_raises_once_and_changes_nothing() -> None:
 
 
 def test_a_dead_phone_stays_dead() -> None:
-    phone = SimulatedPhone(SimulatedPhoneConfig(faults=FaultPlan(dead_from=1)))
+    phone = SimulatedPhone(SimulatedPhoneConfig(faults=FailingCalls(dead_from=1)))
     phone.reset("SystemWifiTurnOn", 0)
     assert phone.health()["episodes"] == "1"
     for _ in range(2):

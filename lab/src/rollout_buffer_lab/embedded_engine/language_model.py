@@ -30,7 +30,7 @@ class WeightsError(Exception):
 class SequenceChunk:
     """Input of one slot in a forward pass: ``ids``, written from position ``start`` on.
 
-    With images in the prompt (``sight``), rotary positions differ from slot positions.
+    With images in the prompt (``image_prompt``), rotary positions differ from slot positions.
     """
 
     ids: Sequence[int]

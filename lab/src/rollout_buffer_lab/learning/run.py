@@ -90,7 +90,7 @@ class LearnSettings:
 class Step:
     """Metrics of a step. Rewards are of all played groups, delivered or filtered.
 
-    ``reward_by_turn`` is present if the generator returns ``turn_rewards``; ``cpu_s`` is this process's time.
+    ``reward_by_turn`` is empty unless the generator returns ``turn_rewards``.
     """
 
     step: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -117,9 +117,3 @@ class Generation:
             return None
         duration_s = self._pace.latency_s + (count - 1) * self._pace.token_latency_s
         return max(0.001, self._started_at + duration_s - self._clock())
-
-
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns the length of the common prefix."""
-    shorter = min(len(left), len(right))
-    return next((at for at in range(shorter) if left[at] != right[at]), shorter)

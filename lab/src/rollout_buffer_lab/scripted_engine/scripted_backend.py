@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_buffer_lab.scripted_engine.conversation import END_OF_TURN, IMAGE_PAD, START_OF_TURN, read_conversation
-from rollout_buffer_lab.scripted_engine.generation import Generation, Pace, common_prefix
+from rollout_buffer_lab.scripted_engine.generation import Generation, Pace
 from rollout_buffer_lab.scripted_engine.policy import Policy, reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
@@ -29,6 +29,7 @@ from rollout_buffer_lab.sglang_routes.records import (
 )
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_size, image_tokens
+from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 MODEL_NAME: Final = "stand-in (a scripted policy, not a model)"
 REMEMBERED_SESSIONS: Final = 1024
@@ -171,7 +172,7 @@ class ScriptedBackend:
         await generation.wait_until(lambda: generation.aborted or not self.paused)
         if not generation.aborted:
             generation.begin(len(plan.ids))
-        cached = common_prefix(self._seen_prompts.get(call.session, []), plan.prompt_ids[:-1])
+        cached = common_prefix_length(self._seen_prompts.get(call.session, []), plan.prompt_ids[:-1])
 
         def sampled(count: int, reason: Mapping[str, Any]) -> Sampled:
             ids = plan.ids[:count]
@@ -246,7 +247,7 @@ class ScriptedBackend:
         return list(itertools.chain.from_iterable(runs))
 
     def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
-        """Returns the request's rng; None for greedy requests, which get the same reply for the same prompt."""
+        """Returns the request's rng; that of greedy requests names no session: equal prompts get equal replies."""
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)

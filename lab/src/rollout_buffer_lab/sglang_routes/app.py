@@ -170,8 +170,8 @@ async def _streamed(request: web.Request, call: GenerateCall, body: dict[str, An
     try:
         await changed.wait()
         while not sampling.done():
-            changed.clear()
             await response.prepare(request)
+            changed.clear()
             await response.write(_event(_generate_reply(newest.pop(), body)))
             await changed.wait()
         last = _event(_generate_reply(sampling.result(), body))

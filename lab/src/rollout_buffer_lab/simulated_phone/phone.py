@@ -26,7 +26,7 @@ _LONG_PRESS_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultPlan:
+class FailingCalls:
     """Faults to inject, for tests. Calls of ``reset``, ``step`` and ``score`` are counted from 0 over the phone's life.
 
     The calls in ``at_calls`` raise ``DeviceError`` and change nothing. From call ``dead_from`` on every call does, and
@@ -49,7 +49,7 @@ class SimulatedPhoneConfig:
     screenshot_max_pixels: int = 648_000
     image_format: Literal["png", "jpeg"] = "png"
     step_latency_s: float = 0.0
-    faults: FaultPlan = field(default_factory=FaultPlan)
+    faults: FailingCalls = field(default_factory=FailingCalls)
     tasks: Mapping[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -201,8 +201,4 @@ def _clamped(seconds: float | None, default: float) -> float:
 
 def _well_formed(text: str) -> str:
     """The text with half surrogate pairs replaced: no database and no file could hold them."""
-    return text.encode("utf-8", "replace").decode("utf-8") if _has_surrogates(text) else text
-
-
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    return text.encode("utf-8", "replace").decode("utf-8")

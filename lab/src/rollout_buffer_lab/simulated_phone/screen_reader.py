@@ -25,8 +25,6 @@ from rollout_buffer_lab.simulated_phone.screen_records import (
     TextRole,
 )
 
-__all__ = ["Button", "Field", "Icon", "ReadScreen", "Slider", "Switch", "TextLine", "TextRole", "read_screen"]
-
 _GROUND_DOT = (4, 60)  # just under the status bar: wallpaper, scrim or page
 _KEYBOARD_DOT = (1, KEYBOARD_TOP // 2 + 4)
 _SWITCH_REACH = 80  # pixels between the middle of a switch and the middle of its label

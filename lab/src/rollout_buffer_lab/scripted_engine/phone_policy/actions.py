@@ -16,7 +16,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import (
     type_text,
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
-from rollout_buffer_lab.simulated_phone.screen_reader import Field, TextRole
+from rollout_buffer_lab.simulated_phone.screen_records import Field, TextRole
 
 _FIELD_MENU: Final = "Edit text"
 _SCROLL_FROM: Final = (500, 750)

@@ -23,7 +23,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up, press, tap, type_text
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
-from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
+from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
 DATE_FORMAT: Final = "%b %d, %Y %H:%M"
 

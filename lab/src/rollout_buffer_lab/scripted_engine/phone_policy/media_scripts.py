@@ -18,7 +18,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, answer, give_up
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
-from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
+from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
 CALENDAR: Final = "Simple Calendar Pro"
 RECORDER: Final = "Audio Recorder"

@@ -10,7 +10,8 @@ from typing import Final
 
 from rollout_buffer_lab.scripted_engine.conversation import Conversation
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Point
-from rollout_buffer_lab.simulated_phone.screen_reader import ReadScreen, TextLine, TextRole, read_screen
+from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
+from rollout_buffer_lab.simulated_phone.screen_records import ReadScreen, TextLine, TextRole
 
 _GOAL: Final = re.compile(
     r"The user query:\s*(.*?)\s*(?:\n\s*\n(?=First\b|Before\b|Task progress|Think\b)|\Z)", re.DOTALL

@@ -16,7 +16,7 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, open_app, tap
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
-from rollout_buffer_lab.simulated_phone.screen_reader import TextRole
+from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
 CHAPTERS: Final = {"Wi-Fi": "Network & internet", "Bluetooth": "Connected devices"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollout_buffer_lab.simulated_phone.apps.contacts import ContactsApp
@@ -10,7 +10,7 @@ from rollout_buffer_lab.simulated_phone.apps.messages import MessagesApp
 from rollout_buffer_lab.simulated_phone.device_state.packages import InstalledApp
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState, full_component
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, commands_of, failed, printed
 
 _CONTACTS = "com.google.android.contacts"
 _MESSAGES = "com.simplemobiletools.smsmessenger"
@@ -29,12 +29,7 @@ _EXTRAS = ("-e", "--es", "--ez", "--ei", "--el", "--ef", "--esa")
 
 def activity_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
-    table = {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys}
-    return {name: _command(handset, handler) for name, handler in table.items()}
-
-
-def _command(handset: EmulatorState, handler: Callable[[EmulatorState, Sequence[str]], Output]) -> Command:
-    return lambda arguments, piped: handler(handset, arguments)
+    return commands_of(handset, {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys})
 
 
 @dataclass(slots=True)

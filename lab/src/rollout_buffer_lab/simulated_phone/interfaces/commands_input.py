@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rollout_buffer_lab.simulated_phone.interfaces.accessibility import hierarchy_of
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, commands_of, failed, printed
 from rollout_buffer_lab.simulated_phone.shell import Shell
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import SystemButton
 
@@ -33,10 +33,7 @@ _BUTTONS = {
 
 def input_commands(handset: EmulatorState) -> Mapping[str, Command]:
     """The commands of this file, by name."""
-    return {
-        "input": lambda arguments, piped: _input(handset, arguments),
-        "uiautomator": lambda arguments, piped: _uiautomator(handset, arguments),
-    }
+    return commands_of(handset, {"input": _input, "uiautomator": _uiautomator})
 
 
 def press_key(shell: Shell, name: str) -> None:

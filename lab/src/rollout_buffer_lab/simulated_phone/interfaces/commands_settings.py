@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
-from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, failed, printed
+from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command, Output, commands_of, failed, printed
 
 _NAMESPACES = ("system", "secure", "global")
 _PROPERTIES = {
@@ -34,11 +33,7 @@ def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
         "service": lambda handset, arguments: printed("Result: Parcel(00000000 00000001   '........')\n"),
         "cmd": _cmd,
     }
-    return {name: _command(handset, handler) for name, handler in table.items()}
-
-
-def _command(handset: EmulatorState, handler: Callable[[EmulatorState, Sequence[str]], Output]) -> Command:
-    return lambda arguments, piped: partial(handler, handset)(arguments)
+    return commands_of(handset, table)
 
 
 def _settings(handset: EmulatorState, arguments: Sequence[str]) -> Output:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,18 +46,7 @@ class FaultPlan:
 
     def set_spells(self, spells: Mapping[str, FaultTrigger]) -> None:
         """Sets the faults that typed words trigger."""
-        self._spells.write_text(
-            json.dumps(
-                {
-                    word: {
-                        "faults": spell.faults.to_json(),
-                        "for_s": spell.for_s,
-                        "next_boots": [one.to_json() for one in spell.next_boots],
-                    }
-                    for word, spell in spells.items()
-                }
-            )
-        )
+        self._spells.write_text(json.dumps({word: asdict(spell) for word, spell in spells.items()}))
 
     def of_this_boot(self) -> Faults:
         """The faults of an emulator that starts now."""
@@ -74,9 +63,9 @@ class FaultPlan:
         if entry is None:
             return None
         return FaultTrigger(
-            faults=Faults.from_json(entry["faults"]),
-            for_s=float(entry["for_s"]),
-            next_boots=tuple(map(Faults.from_json, entry["next_boots"])),
+            faults=Faults(**entry["faults"]),
+            for_s=entry["for_s"],
+            next_boots=tuple(Faults(**one) for one in entry["next_boots"]),
         )
 
     def _take_line(self) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 COMMAND_NOT_FOUND = 127
 SYNTAX_ERROR = 2
 _OPERATORS = ("&&", "||", ">>", "|", ";", "\n", ">", "<")
 _COMPLAINT_OPERATORS = ("2>&1", "2>>", "2>")
 _GLOB = "*?"
+_Device = TypeVar("_Device")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +28,15 @@ class Output:
 
 Command = Callable[[Sequence[str], bytes], Output]
 """Gets the arguments after the command's name, and what comes through the pipe."""
+
+
+def commands_of(device: _Device, table: Mapping[str, Callable[[_Device, Sequence[str]], Output]]) -> dict[str, Command]:
+    """Returns the functions of the table as commands: each gets the device and its arguments, and nothing piped."""
+
+    def bound(answer: Callable[[_Device, Sequence[str]], Output]) -> Command:
+        return lambda arguments, piped: answer(device, arguments)
+
+    return {name: bound(answer) for name, answer in table.items()}
 
 
 def printed(text: str = "", code: int = 0) -> Output:
