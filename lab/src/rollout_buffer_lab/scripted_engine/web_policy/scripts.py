@@ -203,12 +203,6 @@ def _table(screen: Screen, match: Match[str]) -> Move | None:
     return _filled_all(screen, [cells[cells.index(match[1]) + 1]])
 
 
-def _table_of_labels(screen: Screen, _match: Match[str]) -> Move | None:
-    cells = [cell.text for cell in screen.of_kind("td")]
-    wanted = [label.text.rstrip(":") for label in screen.of_kind("label")]
-    return _filled_all(screen, [cells[cells.index(name) + 1] for name in wanted if name in cells[:-1]])
-
-
 def _algebra(screen: Screen, _match: Match[str]) -> Move | None:
     problem = next((e.text for e in screen.elements if "=" in e.text and re.search(r"\d", e.text)), "")
     parts = re.fullmatch(r"(x|-?\d+)\s*([+-])\s*(x|-?\d+)\s*=\s*(x|-?\d+)", problem)
@@ -235,11 +229,6 @@ def _arithmetic(screen: Screen, _match: Match[str]) -> Move | None:
 
 def _blocks(screen: Screen, _match: Match[str]) -> Move | None:
     return _filled_all(screen, [str(len(screen.classed("addition-block")))])
-
-
-def _ascending(screen: Screen, _match: Match[str]) -> Move | None:
-    numbers = [e for e in screen.of_kind("text") if e.text.isdigit()]
-    return _tap(min(numbers, key=lambda e: int(e.text))) if numbers else None
 
 
 def _word(screen: Screen, match: Match[str]) -> Move | None:
@@ -276,42 +265,12 @@ def _mail(screen: Screen, match: Match[str]) -> Move | None:
     return _tap(min(icons, key=lambda icon: abs(icon.center[1] - sender.center[1])), f"the {match[2]} icon")
 
 
-def _post(screen: Screen, match: Match[str]) -> Move | None:
-    user = screen.saying(match[1])
-    name = {"Like": "like", "Reply": "reply", "Retweet": "retweet", "More": "more"}.get(match[2])
-    below = [e for e in screen.classed(name or "") if user is not None and e.center[1] > user.center[1]]
-    return _tap(min(below, key=lambda e: e.center[1]), match[2]) if below else None
-
-
 def _form(screen: Screen, match: Match[str]) -> Move | None:
     radios, at = screen.of_kind("input radio"), _ordinal(match[1]) - 1
     if at < len(radios) and not radios[at].checked:
         return _tap(radios[at], "the radio button")
     field = _ordinal(match[3]) - 1
     return (_filled(screen.fields[field], match[2]) if field < len(screen.fields) else None) or _submit(screen)
-
-
-def _search(screen: Screen, match: Match[str]) -> Move | None:
-    results = [e for e in screen.elements if e.kind == "a" and e.text and not e.has_class("page-link")]
-    if not results:
-        return _filled_all(screen, [match[1]], "Search")
-    at = _ordinal(match[2]) - 1
-    return _tap(results[at]) if at < len(results) else None
-
-
-def _movies(screen: Screen, match: Match[str]) -> Move | None:
-    wanted = {"genre": match[1], "director": match[2], "year": match[3]}
-    labels = [e for e in screen.elements if e.text.strip(":").casefold() in wanted]
-    for field, label in zip(screen.fields, _labels_of(screen, labels), strict=False):
-        move = _filled(field, wanted[label.text.strip(":").casefold()])
-        if move is not None:
-            return move
-    return _tap(screen.saying("Search"))
-
-
-def _labels_of(screen: Screen, labels: list[Element]) -> list[Element]:
-    """Labels in the order of their fields, whether they stand above or below."""
-    return labels if len(labels) == len(screen.fields) else []
 
 
 def _autocomplete(screen: Screen, match: Match[str]) -> Move | None:
@@ -338,37 +297,19 @@ def _odd_or_even(screen: Screen, _match: Match[str]) -> Move | None:
     return _tap(min(near, key=lambda e: abs(e.center[1] - number.center[1])))
 
 
-def _generated(screen: Screen, match: Match[str]) -> Move | None:
-    shown = next((e.text for e in screen.elements if e.facts.get("id") == "display-number"), "")
-    right = shown.lstrip("-").isdigit() and int(shown) % 2 == (match[1] == "odd")
-    return _submit(screen) if right else _tap(screen.saying("Generate"))
-
-
-def _agreement(screen: Screen, match: Match[str]) -> Move | None:
-    return _tap(screen.saying(match[1], *_BUTTONS))
-
-
-def _dialog(screen: Screen, match: Match[str]) -> Move | None:
-    if match[1] == "x":
-        return _tap(next(iter(screen.classed("ui-dialog-titlebar-close")), None), "x")
-    return _tap(screen.saying(match[1], *_BUTTONS))
-
-
 _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
     (r"^Click button ONE, then click button TWO", _button_sequence),
     (r"^Click button (ONE)\.", _named_button),
     (r"^Click the button\.", _any_button),
     (r'^Click on the "(.+)" button', _named_button),
-    (r'in the dialog box labeled "(.+)"', _dialog),
-    (r'^Close the dialog box by clicking the "(x)"', _dialog),
-    (r"^Click the (cancel|agree) button", _agreement),
+    (r'in the dialog box labeled "(.+)"', _named_button),
     (r'link "(.+)"\.$', _link),
     (r"^Expand the section below and click submit", _expanded),
     (r"^Click on Tab #(\d+)", _tab),
     (r"^Click on the (\w+) colored box", _coloured),
     (r'^Click on a "(\w+)" widget', _widget),
     (r"^Click on the grid coordinate (\(-?\d,-?\d\))", _grid_point),
-    (r"^Select (.+) from the (?:scroll )?list and click Submit", _boxes),
+    (r"^Select (.+) from the list and click Submit", _boxes),
     (r"^Select (.+) and click Submit", _boxes),
     (r'^Type "(.+)" in all (upper|lower) case letters', _shouted),
     (r'^Enter the password "(.+)" into both', _password_twice),
@@ -378,22 +319,16 @@ _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
     (r'^Enter an item that starts with "(.+?)"', _autocomplete),
     (r'^Enter "(.+)" into the text field', _quoted_text),
     (r"^Enter the value of (.+) into the text field", _table),
-    (r"^Enter the value that corresponds with each label", _table_of_labels),
     (r"^Focus into the (?:(\d+)\w\w input )?textbox", _focus),
     (r"button that best describes the figure", _shape_name),
     (r"^Solve for x", _algebra),
     (r"^Solve the math problem", _arithmetic),
     (r"^Type the total number of blocks", _blocks),
-    (r"^Click on the numbers in ascending order", _ascending),
     (r"^Find the (\d+)\w\w word in the paragraph", _word),
     (r"^Find the last word in the text area", _last_word),
     (r"^Type the text below into the text field", _letters),
     (r'folder or file named "(.+)"', _tree),
     (r"^Find the email by (.+) and click the (trash|star) icon", _mail),
-    (r'^For the user (@\w+), click on the "(\w+)" button', _post),
     (r'^Check the (\w+) radio button and enter the number "(.+)" into the (\w+) textbox', _form),
-    (r'enter "(.+)" and press "Search", then find and click the (\w+) search result', _search),
-    (r"^Search for (\w+) movies directed by (\w+) from year (\d+)", _movies),
     (r"^Mark the numbers below as odd or even", _odd_or_even),
-    (r"^Generate an (odd|even) number", _generated),
 )
