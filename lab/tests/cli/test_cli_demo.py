@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rollout_buffer_lab.cli import demo_run as demo
 from rollout_buffer_lab.cli.demo_run import DemoSettings, run_demo
-from rollout_buffer_lab.run_folders import refuse_if_served
+from rollout_buffer_lab.run_processes import refuse_if_served
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.storage import data_dir
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -17,7 +16,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ from rich.table import Table
 
 from rollout_buffer_lab.documents import generate
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
-from rollout_buffer_lab.run_folders import refuse_if_served
+from rollout_buffer_lab.run_processes import PACKAGE, buffer_and_engine, refuse_if_served
+from rollout_buffer_lab.scripted_engine.conversation import END_OF_TURN
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
@@ -42,21 +42,15 @@ from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
 from slime_plugins.rollout_buffer.serve_settings import DEFAULT_PORT
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
-from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
 ASSETS = DEMO_TOKENIZER_PATH.parent
 GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4
-PACKAGE = "slime_plugins.rollout_buffer"
-START_TIMEOUT_S = 120.0
 REFRESH_S = 0.5
 NUM_EPOCH = 20
 """Of 24 tasks: enough for the most rollouts that may be asked for, also where some groups are filtered."""
 JOB_ID = "demo"
-END_OF_TURN = "<|im_end|>"
-
 
 ANDROID_WORLD, STATELM, MINIWOB = "android_world", "statelm", "miniwob"
 INPUT_FILES = {task: ASSETS / f"demo_{task}.jsonl" for task in (ANDROID_WORLD, MINIWOB)}
@@ -175,38 +169,31 @@ def _options(settings: DemoSettings) -> dict[str, Any]:
 @contextmanager
 def _processes(settings: DemoSettings, run: Path, input_file: Path, console: Console) -> Iterator[tuple[int, str]]:
     """Runs engine and buffer; yields the engine's port and the buffer's URL, and stops both."""
-    engine_port, buffer_port = free_ports(2)
-    buffer_url = f"http://127.0.0.1:{buffer_port}"
     config = run / "android_world.yaml"
     config.write_text(f"device: simulated\nnum_workers: {settings.phones}\n", encoding="utf-8")
-    command = [sys.executable, "-m", PACKAGE]
-    engine_command = [*command, "engine", "--port", str(engine_port), "--skill", str(settings.skill)]
-    serve_command = [
-        *command, "serve", "--port", str(buffer_port), "--data-dir", str(run / "data"),
-        "--data-root", str(input_file.parent), "--ray-num-cpus", "2",
-    ]  # fmt: skip
     environment = {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config), "HF_HUB_OFFLINE": "1"}
     environment["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(settings.phones)
-    # The demo talks to itself only: a token meant for another buffer must not be needed or sent.
-    os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
-    children: list[ChildProcess] = []
-    try:
-        children.append(ChildProcess("engine", engine_command, log_file=run / "engine.log", environment=environment))
-        children.append(ChildProcess("buffer", serve_command, log_file=run / "buffer.log", environment=environment))
+    serve = ["--data-root", str(input_file.parent), "--ray-num-cpus", "2"]
+    with ExitStack() as processes:
         with console.status("starting the scripted engine and the buffer …"):
-            wait_until_healthy(
-                children[0], f"http://127.0.0.1:{engine_port}/health", timeout_s=START_TIMEOUT_S, error=DemoError
+            buffer_url, engine_url = processes.enter_context(
+                buffer_and_engine(
+                    run,
+                    serve=serve,
+                    engine=["--skill", str(settings.skill)],
+                    error=DemoError,
+                    environment=environment,
+                )
             )
-            wait_until_healthy(children[1], f"{buffer_url}/health", timeout_s=START_TIMEOUT_S, error=DemoError)
-        console.print(f"engine  http://127.0.0.1:{engine_port}   log {run / 'engine.log'}", soft_wrap=True)
+        console.print(f"engine  {engine_url}   log {run / 'engine.log'}", soft_wrap=True)
         console.print(f"buffer  {buffer_url}   log {run / 'buffer.log'}", soft_wrap=True)
         console.print(f"while it runs: open {buffer_url} in a browser, or {_command_line()} status --watch --url "
                       f"{buffer_url}", soft_wrap=True)  # fmt: skip
-        yield engine_port, buffer_url
-    finally:
-        with console.status("stopping …"):
-            for child in reversed(children):
-                child.stop(40.0)
+        try:
+            yield int(engine_url.rpartition(":")[2]), buffer_url
+        finally:
+            with console.status("stopping …"):
+                processes.close()
 
 
 def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_port: int, buffer_url: str) -> Namespace:

@@ -34,12 +34,11 @@ from rollout_buffer_lab.learning.service import (
     LearnError,
     LearningJob,
     PlayedGroup,
-    processes,
     write_lines,
 )
 from rollout_buffer_lab.learning.task_file import TaskFile, find_task
 from rollout_buffer_lab.learning.verdict import Verdict, judge
-from rollout_buffer_lab.run_folders import refuse_if_served
+from rollout_buffer_lab.run_processes import buffer_and_engine, refuse_if_served
 from slime_plugins.rollout_buffer import ImageSettings, RolloutFeed, RolloutTrajectory, RowSettings
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -145,12 +144,17 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
     run = _emptied(settings)
     policy = _policy(settings, task, run / "model", on_message)
     write_lines(run / "instances.jsonl", _instances(settings, task))
-    options = ["--device", settings.device, "--seed", str(settings.seed)]
-    options += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
+    engine = ["--model", str(run / "model"), "--device", settings.device, "--seed", str(settings.seed)]
+    engine += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
     on_message("starting the buffer and the engine …")
-    with processes(
-        run, run / "model", generator_dir=task.path.parent, engine_url=settings.engine_url, engine_options=options
-    ) as (engine_url, buffer_url):
+    with buffer_and_engine(
+        run,
+        serve=["--workers", "1", "--data-root", str(run), "--generator-dir", str(task.path.parent)],
+        engine=engine if settings.engine_url is None else None,
+        error=LearnError,
+        environment={"HF_HUB_OFFLINE": "1"},
+    ) as (buffer_url, own_engine_url):
+        engine_url = settings.engine_url or own_engine_url
         on_message(f"engine {engine_url}, buffer {buffer_url} (its dashboard), logs in {run}")
         payload = {**_payload(settings, task, run, engine_url), **job_options}
         with RolloutFeed(

@@ -1,4 +1,4 @@
-"""Processes and requests of a learning run: engine and buffer, a job, its groups, weight updates.
+"""Requests of a learning run: a job, its groups, weight updates.
 
 It is what a trainer does with the service: a leased batch for each step, acknowledged when the step's weights are safe,
 and weights with a version pushed to the engine while episodes go on.
@@ -7,11 +7,8 @@ and weights with a version pushed to the engine while episodes go on.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +18,8 @@ import requests
 from slime_plugins.rollout_buffer import InputExhaustedError, RolloutBatch, RolloutFeed
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_ports
-from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.types import JobState
 
-START_TIMEOUT_S = 180.0
-STOP_TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 0.2
 QUIET_S = 5.0
 """After this time without progress a step starts with fewer groups: the limit of the lag lets no new group begin."""
@@ -42,44 +35,6 @@ class LearnError(RolloutBufferError):
     """The run failed; the message names the logs."""
 
     code = "learn"
-
-
-@contextmanager
-def processes(
-    run: Path, model: Path, *, generator_dir: Path, engine_url: str | None, engine_options: Sequence[str]
-) -> Iterator[tuple[str, str]]:
-    """Runs the buffer, and an engine unless there is one; yields the URLs of engine and buffer, and ends what it began.
-
-    Raises:
-        LearnError: one of them does not start; the message has the end of its log.
-    """
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
-    environment = {"HF_HUB_OFFLINE": "1"}
-    # A local run: a token for another buffer must be neither required nor sent.
-    os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)
-    engine_port, buffer_port = free_ports(2)
-    buffer_url = f"http://127.0.0.1:{buffer_port}"
-    children: list[ChildProcess] = []
-
-    def start(name: str, *arguments: str) -> ChildProcess:
-        child = ChildProcess(name, [*command, *arguments], log_file=run / f"{name}.log", environment=environment)
-        children.append(child)
-        return child
-
-    try:
-        serving = start(
-            "buffer", "serve", "--port", str(buffer_port), "--workers", "1", "--data-dir", str(run / "data"),
-            "--data-root", str(run), "--generator-dir", str(generator_dir),
-        )  # fmt: skip
-        if engine_url is None:
-            engine_url = f"http://127.0.0.1:{engine_port}"
-            engine = start("engine", "engine", "--port", str(engine_port), "--model", str(model), *engine_options)
-            wait_until_healthy(engine, f"{engine_url}/health", timeout_s=START_TIMEOUT_S, error=LearnError)
-        wait_until_healthy(serving, f"{buffer_url}/health", timeout_s=START_TIMEOUT_S, error=LearnError)
-        yield engine_url, buffer_url
-    finally:
-        for child in reversed(children):
-            child.stop(STOP_TIMEOUT_S)
 
 
 class EngineWeights:
