@@ -22,49 +22,41 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up, press, tap, type_text
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
-from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import AppScript, TaskScript
 from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
 DATE_FORMAT: Final = "%b %d, %Y %H:%M"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreateNote(TaskScript):
+class CreateNote(AppScript):
     """Makes a note with a text; without a text, with what is on the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("name", "text")
+    app = "Markor"
+    done = "Saved the note {0.name}."
     name: str
     text: str = ""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Saved the note {self.name}."
-        if observation.did(done):
-            return None
-        return app_opened(observation, "Markor") or self._in_markor(observation, done)
-
-    def _in_markor(self, observation: PolicyObservation, done: str) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if titled(observation, self.name, "Edit text"):
             entered = field_filled(observation, "Note", self.text) if self.text else field_pasted(observation, "Note")
-            return entered or button_tapped(observation, "Save", done, decisive=True)
+            return entered or button_tapped(observation, "Save", self.conclusion, decisive=True)
         return _new_named(observation, self.name) or button_tapped(observation, "OK")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreateFolder(TaskScript):
+class CreateFolder(AppScript):
     """Makes a folder."""
 
     words: ClassVar[tuple[str, ...]] = ("name",)
+    app = "Markor"
+    done = "Made the folder {0.name}."
     name: str
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Made the folder {self.name}."
-        if observation.did(done):
-            return None
-        return (
-            app_opened(observation, "Markor")
-            or _new_named(observation, self.name)
-            or button_tapped(observation, "Folder", done, decisive=True)
-        )
+    def in_app(self, observation: PolicyObservation) -> Move:
+        named = _new_named(observation, self.name)
+        return named or button_tapped(observation, "Folder", self.conclusion, decisive=True)
 
 
 def _new_named(observation: PolicyObservation, name: str) -> Move | None:
@@ -77,27 +69,23 @@ def _new_named(observation: PolicyObservation, name: str) -> Move | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EditNote(TaskScript):
+class EditNote(AppScript):
     """Adds a line to the end of a note."""
 
     words: ClassVar[tuple[str, ...]] = ("line",)
+    app = "Markor"
+    done = "Saved the note {0.name}."
     name: str
     line: str
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Saved the note {self.name}."
-        if observation.did(done):
-            return None
-        return app_opened(observation, "Markor") or self._in_markor(observation, done)
-
-    def _in_markor(self, observation: PolicyObservation, done: str) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         note = observation.screen.find_field("Note")
         if observation.screen.title == "Markor":
             return tapped_row(observation, self.name)
         if not titled(observation, self.name) or note is None:
             return stepped_back(observation)
         if ends_with_words(note.text, self.line):
-            return button_tapped(observation, "Save", done, decisive=True)
+            return button_tapped(observation, "Save", self.conclusion, decisive=True)
         if not note.focused:
             return tap(note.center, "I tap the note, so that I can type at its end.", "Tapped the field Note.")
         return type_text(f"\n{self.line}", "I type the new line at the end.", "Typed into the field Note.")
@@ -205,18 +193,16 @@ class DeleteNewestNote(TaskScript):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteAllNotes(TaskScript):
+class DeleteAllNotes(AppScript):
     """Picks every note and deletes them together."""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        if observation.did("Deleted all notes."):
-            return None
-        return app_opened(observation, "Markor") or self._in_markor(observation)
+    app = "Markor"
+    done = "Deleted all notes."
 
-    def _in_markor(self, observation: PolicyObservation) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         title = observation.screen.title
         if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
-            return button_tapped(observation, "Delete", "Deleted all notes.", decisive=True)
+            return button_tapped(observation, "Delete", self.conclusion, decisive=True)
         if title.endswith(" selected"):
             missing = len(_picked(observation)) < len(observation.rows)
             return icon_tapped(observation, "select_all" if missing else "delete", "pick and delete all notes")

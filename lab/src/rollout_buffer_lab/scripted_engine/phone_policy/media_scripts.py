@@ -17,38 +17,33 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, answer, give_up
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation, Row
-from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import AppScript, TaskScript
 from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
 CALENDAR: Final = "Simple Calendar Pro"
-RECORDER: Final = "Audio Recorder"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakePhoto(TaskScript):
+class TakePhoto(AppScript):
     """Takes one photo."""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        if observation.did("Tapped the shutter icon."):
-            return None
-        return app_opened(observation, "Camera") or self._in_camera(observation)
+    app = "Camera"
+    done = "Tapped the shutter icon."
 
-    def _in_camera(self, observation: PolicyObservation) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if observation.screen.find_icon("shutter") is None:
             return button_tapped(observation, "Photo")
         return icon_tapped(observation, "shutter", "take the photo", decisive=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeVideo(TaskScript):
+class TakeVideo(AppScript):
     """Takes one video."""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        if observation.did("Tapped the stop icon."):
-            return None
-        return app_opened(observation, "Camera") or self._in_camera(observation)
+    app = "Camera"
+    done = "Tapped the stop icon."
 
-    def _in_camera(self, observation: PolicyObservation) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if observation.screen.find_icon("stop") is not None:
             return icon_tapped(observation, "stop", "end the video", decisive=True)
         if observation.screen.find_icon("record") is not None:
@@ -57,21 +52,18 @@ class TakeVideo(TaskScript):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordSound(TaskScript):
+class RecordSound(AppScript):
     """Records some sound and saves it, under a name if one was given."""
 
     words: ClassVar[tuple[str, ...]] = ("name",)
+    app = "Audio Recorder"
+    done = "Saved the record."
     name: str = ""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        if observation.did("Saved the record."):
-            return None
-        return app_opened(observation, RECORDER) or self._in_recorder(observation)
-
-    def _in_recorder(self, observation: PolicyObservation) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if observation.screen.find_button("Save") is not None:
             named = field_filled(observation, "Name", self.name) if self.name else None
-            return named or button_tapped(observation, "Save", "Saved the record.", decisive=True)
+            return named or button_tapped(observation, "Save", self.conclusion, decisive=True)
         if observation.screen.find_icon("stop") is not None:
             return icon_tapped(observation, "stop", "end the record", decisive=True)
         return icon_tapped(observation, "record", "start the record")
@@ -126,21 +118,17 @@ class AnswerAboutCalendar(TaskScript):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteEvent(TaskScript):
+class DeleteEvent(AppScript):
     """Deletes an event by its title."""
 
+    app = CALENDAR
+    done = "Deleted the event {0.title}."
     title: str
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Deleted the event {self.title}."
-        if observation.did(done):
-            return None
-        return app_opened(observation, CALENDAR) or self._in_calendar(observation, done)
-
-    def _in_calendar(self, observation: PolicyObservation, done: str) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         screen = observation.screen
         if screen.is_dialog and screen.find_button("Delete") is not None:
-            return button_tapped(observation, "Delete", done, decisive=True)
+            return button_tapped(observation, "Delete", self.conclusion, decisive=True)
         if screen.title == "Event" and screen.find_text(self.title) is not None:
             return icon_tapped(observation, "delete", "delete the event")
         return tapped_row(observation, self.title) if screen.title == "Calendar" else stepped_back(observation)

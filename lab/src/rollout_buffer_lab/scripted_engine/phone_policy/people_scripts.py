@@ -20,30 +20,26 @@ from rollout_buffer_lab.scripted_engine.phone_policy.actions import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up, press, tap
 from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import PolicyObservation
-from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
+from rollout_buffer_lab.scripted_engine.phone_policy.task_script import AppScript, TaskScript
 
 MESSENGER: Final = "Simple SMS Messenger"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AddContact(TaskScript):
+class AddContact(AppScript):
     """Fills in the form and saves it."""
 
     words: ClassVar[tuple[str, ...]] = ("first", "last", "phone")
+    app = "Contacts"
+    done = "Saved the contact {0.first} {0.last}."
     first: str
     last: str
     phone: str
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Saved the contact {self.first} {self.last}."
-        if observation.did(done):
-            return None
-        return app_opened(observation, "Contacts") or self._in_contacts(observation, done)
-
-    def _in_contacts(self, observation: PolicyObservation, done: str) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if observation.screen.title == "Create contact":
             return _form_filled(observation, self.first, self.last, self.phone) or button_tapped(
-                observation, "Save", done, decisive=True
+                observation, "Save", self.conclusion, decisive=True
             )
         return _to_contact_form(observation)
 
@@ -85,20 +81,16 @@ def _to_contact_form(observation: PolicyObservation) -> Move:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SendMessage(TaskScript):
+class SendMessage(AppScript):
     """Starts a conversation and sends a text; without a text, what is on the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("number", "text")
+    app = MESSENGER
+    done = "Sent a message to {0.number}."
     number: str
     text: str = ""
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        done = f"Sent a message to {self.number}."
-        if observation.did(done):
-            return None
-        return app_opened(observation, MESSENGER) or self._in_messenger(observation, done)
-
-    def _in_messenger(self, observation: PolicyObservation, done: str) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         if observation.screen.title == "Messages":
             return icon_tapped(observation, "add", "start a conversation")
         if observation.screen.title not in ("New conversation", "Edit text"):
@@ -107,30 +99,29 @@ class SendMessage(TaskScript):
             numbered = field_filled(observation, "Phone number", self.number)
             if numbered is not None:
                 return numbered
-        return _message_entered(observation, self.text) or button_tapped(observation, "Send", done, decisive=True)
+        return _message_entered(observation, self.text) or button_tapped(
+            observation, "Send", self.conclusion, decisive=True
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply(TaskScript):
+class Reply(AppScript):
     """Sends a text in a conversation that is there; without a name, in the topmost one."""
 
     words: ClassVar[tuple[str, ...]] = ("text",)
+    app = MESSENGER
+    done = "Sent the reply."
     name: str = ""
     text: str
 
-    def next_move(self, observation: PolicyObservation) -> Move | None:
-        if observation.did("Sent the reply."):
-            return None
-        return app_opened(observation, MESSENGER) or self._in_messenger(observation)
-
-    def _in_messenger(self, observation: PolicyObservation) -> Move:
+    def in_app(self, observation: PolicyObservation) -> Move:
         chosen = self.name or observation.recalled(r"Opened the conversation with (.+?)\.$")
         if observation.screen.title == "Messages":
             return _conversation_opened(observation, self.name)
         if not titled(observation, chosen or "", "Edit text"):
             return stepped_back(observation)
         return _message_entered(observation, self.text) or button_tapped(
-            observation, "Send", "Sent the reply.", decisive=True
+            observation, "Send", self.conclusion, decisive=True
         )
 
 
