@@ -21,6 +21,7 @@ from rich.console import Console
 
 from rollout_buffer_lab.cli import demo_run as demo
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
+from rollout_buffer_lab.run_processes import START_TIMEOUT_S
 from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
@@ -111,7 +112,7 @@ def _agent_server(run: Path) -> Iterator[str]:
     process = ChildProcess("agents", command, log_file=run / "agents.log")
     try:
         health = f"http://127.0.0.1:{port}/health"
-        wait_until_healthy(process, health, timeout_s=demo.START_TIMEOUT_S, error=demo.DemoError)
+        wait_until_healthy(process, health, timeout_s=START_TIMEOUT_S, error=demo.DemoError)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.stop(20.0)
