@@ -123,7 +123,8 @@ class ServeSettings(ListenerSettings):
     )
     scoring_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Host that a gateway session's scoring_url may name; repeatable.",
+        description="Host (host, host:port, *.domain, network) that a gateway session's scoring_url may name; "
+        "repeatable.",
         json_schema_extra={"flag": "--scoring-host"},
     )
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.main import running
@@ -271,6 +271,15 @@ async def test_a_tool_that_hangs_is_an_answer_to_the_model() -> None:
     assert final["final_messages"][3]["content"] == "Error: multiply did not answer within 0.3 s"
 
 
+async def test_tools_that_cannot_be_closed_cost_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_tools: FunctionToolSession) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(FunctionToolSession, "close", broken)
+    final, _ = await play([Said(ANSWER)])
+    assert final["status"] == "COMPLETED"
+
+
 async def test_the_same_rollout_id_attaches_while_it_runs_and_afterwards() -> None:
     trainer = trainer_side(FakeEngine([CALL, ANSWER], tokenizer=demo_tokenizer(), delay_s=0.2))
     async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
@@ -418,6 +427,23 @@ async def test_keys_guard_turns_rewards_and_views() -> None:
         assert (await call("GET", f"{url}/rollouts/r", headers=theirs))[0] == 200
         assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=theirs))[0] == 401
         assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=ours))[0] == 200
+
+
+async def test_what_is_stored_of_a_key_is_no_key() -> None:
+    trainer = trainer_side(engine(ANSWER))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    async with served(create_app(trainer=trainer)) as url:
+        await call("POST", f"{url}/rollouts", {"rollout_id": "r", "api_key": "key-of-session"})
+        for key, status in ((trainer.get_session("r").opened.api_key, 401), ("key-of-session", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await call("POST", f"{url}/v1/chat/completions", body, headers=headers))[0] == status
+
+
+async def test_a_request_that_the_engine_refuses_is_not_to_be_repeated() -> None:
+    trainer = trainer_side(FakeEngine([EngineError("it is too long", {"status": 400}), EngineError("it is gone")]))
+    body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
+    async with served(create_app(trainer=trainer)) as url:
+        assert [(await call("POST", f"{url}/v1/chat/completions", body))[0] for _ in range(2)] == [400, 503]
 
 
 async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:

@@ -367,13 +367,14 @@ async def _content(request: web.Request) -> bytes:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    timeout_s = request.app[GATEWAY].settings.body_timeout_s
     try:
-        async with asyncio.timeout(request.app[GATEWAY].settings.body_timeout_s):
+        async with asyncio.timeout(timeout_s):
             return await request.read()
-    except (TimeoutError, aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError) as error:
-        raise UnreadableBodyError(
-            f"the body did not arrive completely within the timeout: {error}; send it again"
-        ) from error
+    except TimeoutError as error:
+        raise UnreadableBodyError(f"the body did not arrive within {timeout_s:g} s: send it again") from error
+    except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError) as error:
+        raise UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
+import math
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,6 +31,8 @@ from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 PIN_OPTION = "pin_sampling_params"
 TEMPLATE_OPTION = "chat_template_kwargs"
 REMEMBERED_TEMPLATES = 16
+REOPEN_AFTER_S = 60.0
+"""Pause after which a backend that could not be opened is opened again, unless a turn does so before."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +145,17 @@ class JobBackends:
         self._settings_of, self._connect, self._load = settings_of, connect, load
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
+        self._failed: dict[int, tuple[float, str]] = {}
+        """By job key when opening failed last, and why."""
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
+
+    async def open_ahead(self, jobs: Iterable[JobRecord]) -> None:
+        """Opens the backends of jobs before a turn needs them."""
+        for job in jobs:
+            failed_at, _ = self._failed.get(job.key, (-math.inf, ""))
+            if time.monotonic() - failed_at >= REOPEN_AFTER_S:
+                with contextlib.suppress(ConflictError):  # it was logged, and stops no other job
+                    await self.open(job)
 
     async def open(self, job: JobRecord) -> JobBackend:
         """Returns the backend of a job, whose engine is being probed; concurrent calls for one job share its creation.
@@ -157,6 +172,12 @@ class JobBackends:
     async def _keep_made(self, job: JobRecord) -> JobBackend:
         try:
             backend = self._backends[job.key] = await self._make(job)
+        except ConflictError as error:
+            _, logged = self._failed.get(job.key, (0.0, ""))
+            if error.message != logged:
+                logger.warning("%s", error.message)
+            self._failed[job.key] = time.monotonic(), error.message
+            raise
         finally:
             del self._making[job.key]
         if isinstance(backend.engine, HttpEngine):

@@ -21,6 +21,8 @@ from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, send_
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.storage.store import Store
 
+SHUTDOWN_TIMEOUT_S = 10.0
+"""aiohttp waits twice as long for turns in flight; the parent kills the process after ``STOP_TIMEOUT_S``, 25 s."""
 COLLECTED_ALLOCATIONS = 10_000
 """Python collects after 700, which is less than the requests of a moment hold."""
 
@@ -31,7 +33,9 @@ logger = logging.getLogger(__name__)
 async def _running(gateway: Gateway, sockets: Sequence[socket.socket], heartbeat: Heartbeat) -> AsyncIterator[str]:
     settings = gateway.settings
     app = create_app(gateway, SessionKeys.load(settings.data_dir))
-    async with serving(app, settings.host, sockets=sockets, handler_cancellation=True) as url:
+    async with serving(
+        app, settings.host, sockets=sockets, handler_cancellation=True, shutdown_timeout_s=SHUTDOWN_TIMEOUT_S
+    ) as url:
         logger.info("the gateway serves on %s", url)
         beats = asyncio.create_task(send_heartbeats(heartbeat))
         yield url

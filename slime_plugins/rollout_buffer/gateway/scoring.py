@@ -10,6 +10,7 @@ import orjson
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, network_reason
 from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict
+from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import DEFAULT_PORTS, CallbackHosts
 from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
 
@@ -20,7 +21,7 @@ class Scorer:
     """Calls scoring callbacks; does not follow redirects, which could leave the allowed hosts."""
 
     def __init__(self, allowed_hosts: Sequence[str], timeout_s: float) -> None:
-        self._allowed = frozenset(host.lower() for host in allowed_hosts)
+        self._allowed = CallbackHosts(allowed_hosts)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
@@ -50,9 +51,9 @@ class Scorer:
 
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
-        host = (parts.hostname or "").lower()
-        if host not in self._allowed and f"{host}:{parts.port}" not in self._allowed:
-            raise InvalidPayloadError(f"scoring_url: the host {host[:200]} is not allowed; see --scoring-host")
+        host, port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
+        if not self._allowed.allows(host, port):
+            raise InvalidPayloadError(f"scoring_url: {host[:200]}:{port} is not allowed; see --scoring-host")
 
 
 async def _limited(response: aiohttp.ClientResponse) -> bytes:

@@ -140,9 +140,7 @@ class Gateway:
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                for job in (job for job in jobs if job.key in with_sessions):
-                    with contextlib.suppress(Exception):  # a broken tokenizer stops no other job; its turns say why
-                        await self.backends.open(job)
+                await self.backends.open_ahead(job for job in jobs if job.key in with_sessions)
 
     async def stop(self) -> None:
         """Closes the engines. Sessions stay open for the next process."""

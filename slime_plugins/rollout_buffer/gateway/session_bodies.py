@@ -19,7 +19,7 @@ class OpenBody(Body):
     instance_id: Identifier | None = None
     """The instance. Default: the next one of the input."""
     idle_timeout_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
-    """Seconds without a request after which the session expires. Default: that of the gateway."""
+    """Seconds without a turn after which the session expires. Default: that of the gateway."""
 
 
 class CloseBody(Body):

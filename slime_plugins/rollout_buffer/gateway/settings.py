@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import CallbackHosts
 from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, ListenerSettings
 
 DEFAULT_GATEWAY_PORT = 8890
@@ -27,13 +28,14 @@ class GatewaySettings(ListenerSettings):
     )
     scoring_hosts: tuple[str, ...] = Field(
         default=(),
-        description="Host that a gateway session's scoring_url may name; repeatable.",
+        description="Host (host, host:port, *.domain, network) that a gateway session's scoring_url may name; "
+        "repeatable.",
         json_schema_extra={"flag": "--scoring-host"},
     )
     workers: int = Field(default=1, ge=1, le=64, description="Processes that serve the address.")
     max_sessions: int = Field(default=4096, ge=1, description="Sessions that may be open at once.")
     idle_timeout_s: float = Field(
-        default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a request after which one expires."
+        default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a turn after which one expires."
     )
     session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that one may live.")
     max_body_bytes: int = Field(default=MAX_TURN_BYTES, ge=1024, description="Largest request body.")
@@ -46,3 +48,9 @@ class GatewaySettings(ListenerSettings):
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds within which a request's body must arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)
+
+    @field_validator("scoring_hosts")
+    @classmethod
+    def _are_hosts(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        CallbackHosts(entries)
+        return entries

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,12 +206,7 @@ def begun_arguments(text: str) -> Any:
 
 def with_begun_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns tool calls with arguments that were cut as what they hold so far."""
-    return [{**call, "function": _with_object(call["function"])} for call in calls]
-
-
-def _with_object(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    arguments = function["arguments"]
-    return {**function, "arguments": begun_arguments(arguments)} if isinstance(arguments, str) else function
+    return _with_arguments(calls, lambda given: begun_arguments(given) if isinstance(given, str) else given)
 
 
 def expect_text(value: Any, where: str) -> str:
@@ -240,9 +235,9 @@ def wrong_field(where: str, what: str) -> InvalidPayloadError:
 
 def with_string_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns tool calls with their arguments as JSON strings, as OpenAI's clients expect."""
-    return [{**call, "function": _with_string(call["function"])} for call in calls]
+    return _with_arguments(calls, lambda given: given if isinstance(given, str) else orjson.dumps(given).decode())
 
 
-def _with_string(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    return {**function, "arguments": arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()}
+def _with_arguments(calls: Sequence[Mapping[str, Any]], convert: Callable[[Any], Any]) -> list[dict[str, Any]]:
+    functions = [{**one["function"], "arguments": convert(one["function"]["arguments"])} for one in calls]
+    return [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]

@@ -96,7 +96,7 @@ class RolloutLoop:
             logger.exception("rollout %s broke", self._request.rollout_id)
             error = f"the rollout server failed: {type(defect).__name__}: {defect}"
         finally:
-            await self._tool_session.close()
+            await self._close_tools()
         self._metrics.total_latency_ms = _ms_since(self._started)
         return {
             "rollout_id": self._request.rollout_id,
@@ -107,6 +107,12 @@ class RolloutLoop:
             "metrics": asdict(self._metrics),
             "extra_fields": {"metadata": dict(self._request.metadata)} if self._request.metadata else {},
         }
+
+    async def _close_tools(self) -> None:
+        try:
+            await self._tool_session.close()
+        except Exception:  # the rollout is over, whatever its tools do
+            logger.exception("the tools of rollout %s cannot be closed", self._request.rollout_id)
 
     async def _turns(self) -> FinishReason:
         for turn in range(1, self._request.max_turns + 1):

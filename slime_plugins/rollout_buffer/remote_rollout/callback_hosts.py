@@ -1,5 +1,7 @@
-"""The list of hosts that a rollout server may call back. A ``server_url`` comes from a client: without a list, clients
-could make this server call any host in its network. Pure: no name is resolved.
+"""The list of hosts that a server may call back: a rollout server its trainers, a gateway those that compute rewards.
+
+Their addresses come from clients: without a list, clients could make the server call any host in its network. Pure: no
+name is resolved.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from urllib.parse import SplitResult, urlsplit
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.remote_rollout.errors import CallbackRefusedError
 
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_MUST_BE = "must be host, host:port, *.domain or a network like 10.0.0.0/8"
 _COMPLETIONS = ("/v1/chat/completions", "/v1")
 
 
@@ -37,8 +40,8 @@ class CallbackHosts:
                 on the list.
         """
         parts = _split(server_url)
-        host, port = (parts.hostname or "").rstrip("."), parts.port or _DEFAULT_PORTS[parts.scheme]
-        if not self._allows(host, port):
+        host, port = (parts.hostname or "").rstrip("."), parts.port or DEFAULT_PORTS[parts.scheme]
+        if not self.allows(host, port):
             raise CallbackRefusedError(
                 f"server_url {server_url!r} is refused: {host}:{port} is not among the callback hosts of this server; "
                 "its operator can add it to the list",
@@ -49,7 +52,8 @@ class CallbackHosts:
             path = path.removesuffix(ending)
         return f"{parts.scheme}://{parts.netloc}{path}"
 
-    def _allows(self, host: str, port: int) -> bool:
+    def allows(self, host: str, port: int) -> bool:
+        """Returns True if a host, as a URL names it without brackets, may be called on a port."""
         address = _address(host)
         if address is not None and any(address in network for network in self._networks):
             return True
@@ -63,7 +67,7 @@ def _split(server_url: str) -> SplitResult:
         _ = parts.port
     except ValueError as error:
         raise CallbackRefusedError(f"{refusal}: {error}") from error
-    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
         raise CallbackRefusedError(f"{refusal}: it must look like http://host:port")
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise CallbackRefusedError(f"{refusal}: it must not hold a user, a password, a query or a fragment")
@@ -80,13 +84,15 @@ def _matches(name: str, host: str) -> bool:
 
 
 def _split_entry(entry: str) -> tuple[str, int | None]:
+    if _address(entry) is not None:  # also of version 6 without brackets
+        return entry, None
     try:
         parts = urlsplit(f"//{entry}")
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"callback host {entry!r}: {error}") from error
     if not host or parts.path or parts.query or parts.fragment or parts.username is not None:
-        raise ConfigError(f"callback host {entry!r} must be host, host:port, *.domain or a network like 10.0.0.0/8")
+        raise ConfigError(f"callback host {entry!r} {_MUST_BE}")
     return host.rstrip("."), port
 
 
@@ -96,7 +102,7 @@ def _network(entry: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None
     try:
         return ipaddress.ip_network(entry)
     except ValueError as error:
-        raise ConfigError(f"callback host {entry!r} is not a network: {error}") from error
+        raise ConfigError(f"callback host {entry!r} {_MUST_BE}: {error}") from error
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

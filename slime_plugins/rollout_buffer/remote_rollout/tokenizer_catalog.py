@@ -47,17 +47,18 @@ class TokenizerCatalog:
             TokenizerRefusedError: it is unknown, is outside of the roots, has no chat template, or has code that is not
                 allowed.
         """
-        key = self._find(name or self._settings.default_name, revision)
+        name = name or self._settings.default_name or ""
+        key = self._find(name, revision)
         task = self._kept.get(key)
         if task is None:
-            task = self._kept[key] = asyncio.create_task(self._loaded(key, name or ""))
+            task = self._kept[key] = asyncio.create_task(self._loaded(key, name))
             task.add_done_callback(lambda done: self._evict_failed(key, done))
         self._kept.move_to_end(key)
         while len(self._kept) > self._settings.max_cached:
             self._kept.popitem(last=False)
         return await asyncio.shield(task)
 
-    def _find(self, name: str | None, revision: str | None) -> Key:
+    def _find(self, name: str, revision: str | None) -> Key:
         if not name:
             raise TokenizerRefusedError("tokenizer_name is missing, and this server has no default tokenizer")
         if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):

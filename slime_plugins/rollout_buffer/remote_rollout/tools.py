@@ -31,7 +31,6 @@ class ToolSession(Protocol):
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         """The tools in OpenAI's form, as ``GET /tools`` lists them."""
-        ...
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Returns the tool's answer, as text for the model.
@@ -39,11 +38,9 @@ class ToolSession(Protocol):
         Raises:
             Exception: any exception; the model gets its message.
         """
-        ...
 
     async def close(self) -> None:
         """Releases the tools' resources; called once, at the end of the rollout."""
-        ...
 
 
 @runtime_checkable
@@ -52,7 +49,6 @@ class ContextAware(Protocol):
 
     def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
         """Gets the token count of the sequence before the calls of each turn; ``count`` counts tokens of a text."""
-        ...
 
 
 class ToolProvider(Protocol):
@@ -61,7 +57,6 @@ class ToolProvider(Protocol):
     @property
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         """The tools in OpenAI's form, as ``GET /tools`` lists them."""
-        ...
 
     def open_session(self, request: RolloutBody) -> ToolSession:
         """Returns the tools of one rollout; ``request.unknown_fields`` holds the request's fields beyond the protocol.
@@ -69,7 +64,6 @@ class ToolProvider(Protocol):
         Raises:
             InvalidPayloadError: the request lacks a field that the tools need; the reply is HTTP 400.
         """
-        ...
 
 
 class FunctionToolSession:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.serve_settings import ServeSettings, read_token
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings, build_settings, read_token
 
 
 def server_command(settings: ServeSettings, sockets: Sequence[int]) -> list[str]:
@@ -27,19 +27,24 @@ def server_command(settings: ServeSettings, sockets: Sequence[int]) -> list[str]
 
 
 def gateway_settings(settings: ServeSettings, port: int) -> GatewaySettings:
-    """Returns the settings of the gateway."""
-    return GatewaySettings(
-        data_dir=settings.data_dir.resolve(),
-        host=settings.host,
-        port=port,
-        workers=settings.gateway_workers,
-        public_url=settings.gateway_public_url,
-        token_file=None if settings.token_file is None else settings.token_file.resolve(),
-        allowed_hosts=settings.allowed_hosts,
-        scoring_hosts=settings.scoring_hosts,
-        max_body_bytes=settings.max_body_bytes,
-        max_data_bytes=settings.max_data_bytes,
-    )
+    """Returns the settings of the gateway.
+
+    Raises:
+        ConfigError: a scoring host is invalid.
+    """
+    values = {
+        "data_dir": settings.data_dir.resolve(),
+        "host": settings.host,
+        "port": port,
+        "workers": settings.gateway_workers,
+        "public_url": settings.gateway_public_url,
+        "token_file": None if settings.token_file is None else settings.token_file.resolve(),
+        "allowed_hosts": settings.allowed_hosts,
+        "scoring_hosts": settings.scoring_hosts,
+        "max_body_bytes": settings.max_body_bytes,
+        "max_data_bytes": settings.max_data_bytes,
+    }
+    return build_settings(GatewaySettings, values)
 
 
 def runner_command(

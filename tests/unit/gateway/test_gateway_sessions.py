@@ -20,8 +20,10 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.serve_settings import build_settings
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import (
     USER,
@@ -361,9 +363,12 @@ async def scoring() -> AsyncIterator[tuple[ScoringService, str]]:
         yield service, f"{url}/score"
 
 
-async def test_an_allowed_callback_gives_the_reward(tmp_path: Path, scoring: tuple[ScoringService, str]) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.0/8"])
+async def test_an_allowed_callback_gives_the_reward(
+    tmp_path: Path, scoring: tuple[ScoringService, str], host: str
+) -> None:
     service, url = scoring
-    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
+    async with gateway_on(tmp_path, talkative(), scoring_hosts=(host,)) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job)
         await gateway.chat(opened, [USER])
@@ -417,6 +422,11 @@ async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
         refused = await gateway.close(opened, scoring_url=url)
         assert (refused.status, "--scoring-host" in refused.body["error"]["message"]) == (400, True)
         assert service.asked == []
+
+
+def test_a_scoring_host_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"'http://judge:80' must be host, host:port"):
+        build_settings(GatewaySettings, {"scoring_hosts": ("http://judge:80",)})
 
 
 @pytest.mark.parametrize(

@@ -354,6 +354,26 @@ async def test_before_it_serves_a_process_loads_the_tokenizers_of_open_sessions_
             assert loaded == [job.settings.tokenizer_path]
 
 
+async def test_a_process_that_cannot_load_a_tokenizer_logs_it_once_and_pauses_before_it_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[str] = []
+
+    def load(path: str) -> Any:
+        tried.append(path)
+        raise OSError("no such folder")
+
+    async with gateway_on(tmp_path, FakeEngine([]), workers=2) as first:
+        opened = await first.open(start_session_job(first.buffer, n=1))
+        async with gateway_on(tmp_path, FakeEngine([]), workers=2, worker=2, load=load) as second:
+            for _ in range(3):
+                await second.gateway.reconcile()
+            assert len(tried) == 1
+            assert (await second.chat(opened, [USER])).status == 409
+    assert len(tried) == 2
+    assert [one.levelname for one in caplog.records if "no such folder" in one.message] == ["WARNING"]
+
+
 async def test_the_limit_of_sessions_counts_the_rollouts_of_all_workers(tmp_path: Path) -> None:
     async with two_workers(tmp_path, max_sessions=2) as workers:
         job = start_session_job(workers.first.buffer, n=4)

@@ -86,7 +86,7 @@ def test_wrong_arguments_are_a_sentence(name: str, arguments: dict[str, Any]) ->
 
 # --- callback hosts --------------------------------------------------------------------------------------------------
 
-HOSTS = CallbackHosts(("127.0.0.1", "trainer.local:9001", "*.cluster.example", "10.1.0.0/16", "[::1]:80"))
+HOSTS = CallbackHosts(("127.0.0.1", "trainer.local:9001", "*.cluster.example", "10.1.0.0/16", "[::1]:80", "fd00::1"))
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ HOSTS = CallbackHosts(("127.0.0.1", "trainer.local:9001", "*.cluster.example", "
         ("HTTP://TRAINER.local:9001", "http://TRAINER.local:9001"),
         ("http://10.1.2.3:8000", "http://10.1.2.3:8000"),
         ("http://[::1]", "http://[::1]"),
+        ("http://[fd00::1]:9", "http://[fd00::1]:9"),
     ],
 )
 def test_hosts_on_the_list_are_called(url: str, base: str) -> None:

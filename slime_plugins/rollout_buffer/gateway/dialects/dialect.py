@@ -20,19 +20,15 @@ class ReplyEvents(Protocol):
 
     def begin(self, reply: ChatReply) -> Iterable[bytes]:
         """Returns the events with which a reply begins."""
-        ...
 
     def add(self, piece: Piece) -> Iterable[bytes]:
         """Returns the events of its next piece."""
-        ...
 
     def end(self, reply: ChatReply) -> Iterable[bytes]:
         """Returns the events that end it."""
-        ...
 
     def fail(self, error: RolloutBufferError) -> Iterable[bytes]:
         """Returns the events that end a stream with an error."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

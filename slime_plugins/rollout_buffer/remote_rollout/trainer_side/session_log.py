@@ -31,20 +31,15 @@ class SessionLog(Protocol):
         Raises:
             UnavailableError: so many sessions are open already, in all processes.
         """
-        ...
 
     async def find(self, rollout_id: str, *, after: int) -> StoredSession | None:
         """Returns a session with its turns after a number; None if it is unknown."""
-        ...
 
     async def names(self) -> Sequence[str]:
         """Returns the ids of all sessions."""
-        ...
 
     async def add_turn(self, rollout_id: str, row: Mapping[str, Any], expires_in_s: float) -> bool:
         """Adds a turn; returns False if the session has one of its number, or has ended."""
-        ...
 
     async def end(self, rollout_id: str, ending: Mapping[str, Any]) -> None:
         """Keeps how a session ended."""
-        ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from slime.utils.mask_rows import TrainingRow
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, Turn, counts_of
 
 
@@ -27,7 +26,7 @@ def listed(session: TrainerSession) -> dict[str, Any]:
 
 def described(session: TrainerSession) -> dict[str, Any]:
     """Returns all of a session: messages, ids, mask, log-probs, turn by turn, and its training rows."""
-    mask = session.response_mask
+    mask, numbers = session.response_mask, session.recording.numbers()
     return {
         **listed(session),
         "messages": session.messages,
@@ -44,7 +43,7 @@ def described(session: TrainerSession) -> dict[str, Any]:
                 "loss_mask": row.loss_mask,
                 "log_probs": row.log_probs,
                 "response_length": row.response_length,
-                "turns": _numbers(session, row),
+                "turns": [numbers[index] for index in row.generation_indices],
             }
             for row in session.rows()
         ],
@@ -63,9 +62,3 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
         "weight_version": turn.reply.weight_version,
         "seconds": round(turn.reply.engine_s or 0.0, 6),
     }
-
-
-def _numbers(session: TrainerSession, row: TrainingRow) -> list[int]:
-    """Returns the numbers of the turns in a row."""
-    numbers = session.recording.numbers()
-    return [numbers[index] for index in row.generation_indices]

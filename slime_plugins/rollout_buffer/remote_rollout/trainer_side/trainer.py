@@ -28,6 +28,7 @@ from slime_plugins.rollout_buffer.errors import (
     InvalidPayloadError,
     NotFoundError,
     RolloutBufferError,
+    UnauthorizedError,
     UnavailableError,
     network_reason,
 )
@@ -180,8 +181,11 @@ class TrainerSide:
             UnauthorizedError: the key is missing or wrong.
         """
         digest = session.opened.api_key if session else None
-        if digest is None or not hmac.compare_digest(_key_digest(bearer_of(authorization)), digest):
-            check_bearer(authorization, self.settings.api_key or digest)
+        if digest is not None and hmac.compare_digest(_key_digest(bearer_of(authorization)), digest):
+            return
+        if digest is not None and self.settings.api_key is None:
+            raise UnauthorizedError("send the api_key with which the rollout was opened: Authorization: Bearer KEY")
+        check_bearer(authorization, self.settings.api_key)
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
         """Checks that a call may give a reward: by this server's key, or without one by the session's.
@@ -338,7 +342,9 @@ class TrainerSide:
         try:
             reply = await session.engine.generate(request)
         except EngineError as error:
-            raise UnavailableError(f"turn {number} was not sampled: {error.message}", error.detail) from error
+            # With a status the engine refused the request, and would refuse it again.
+            kind = InvalidPayloadError if "status" in error.detail else UnavailableError
+            raise kind(f"turn {number} was not sampled: {error.message}", error.detail) from error
         if not reply.output_ids or reply.finish_reason == "abort":
             raise UnavailableError(
                 f"turn {number} was not sampled: the engine ended it with {reply.finish_reason!r} "

@@ -27,7 +27,6 @@ class TrajectorySink(Protocol):
         Raises:
             RolloutBufferError: they were refused, or cannot be written now.
         """
-        ...
 
 
 def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Trajectory:
