@@ -90,7 +90,7 @@ def end_running_attempt(
     transcript: bytes = b"",
 ) -> None:
     """Ends a running attempt and stores its transcript; does nothing to an attempt that has ended."""
-    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
+    if attempt_rows.running_since(connection, group.key, slot, attempt) is None:
         return
     attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
     if transcript:
@@ -107,7 +107,7 @@ def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
     if trajectory_rows.has_trajectory(connection, group.job_key, result.trajectory.uid):
         return True
     check_fence(connection, group.job_key, result.fence)
-    if attempt_rows.attempt_state(connection, group.key, slot, attempt) is not AttemptState.RUNNING:
+    if attempt_rows.running_since(connection, group.key, slot, attempt) is None:
         raise StaleAttemptError(f"attempt {attempt} of slot {slot} was given up before its result came")
     return False
 
@@ -137,7 +137,7 @@ def add_trajectory(connection: Connection, now: float, result: AttemptResult, pa
         slot=slot,
         attempt=attempt,
         late=late,
-        sampled_from=attempt_rows.began_at(connection, group.key, slot, attempt),
+        sampled_from=attempt_rows.running_since(connection, group.key, slot, attempt),
     )
     insert_trajectory(connection, now, filled, result.trajectory, payload)
     attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)

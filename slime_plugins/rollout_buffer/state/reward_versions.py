@@ -98,7 +98,8 @@ def rescore(
             return error
 
     with ThreadPoolExecutor(settings.at_once, thread_name_prefix="judge") as pool:
-        for part in _parts(missing, settings.at_once * AHEAD):
+        for start in range(0, len(missing), settings.at_once * AHEAD):
+            part = missing[start : start + settings.at_once * AHEAD]
             for one, found in zip(part, pool.map(judged, part), strict=True):
                 if isinstance(found, Exception):
                     logger.warning("trajectory %s has no reward of version %d: %s", one.uid, version, found)
@@ -218,8 +219,3 @@ def _score(answer: Any, trajectory: Mapping[str, Any]) -> Score:
         raise JudgeError(f"the judge's reward {error}") from error
     except InvalidPayloadError as error:
         raise JudgeError(f"the judge's {error.message}") from error
-
-
-def _parts(found: list[UnscoredTrajectory], size: int) -> Iterator[list[UnscoredTrajectory]]:
-    for start in range(0, len(found), size):
-        yield found[start : start + size]

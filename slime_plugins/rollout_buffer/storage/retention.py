@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.storage.data_dir import try_lock
@@ -64,20 +63,12 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
     """Returns the numbers that ``purge`` would return now: runs its queries and rolls them back."""
-    with store.write() as connection, _rolled_back(connection):
+    with store.write() as connection:
+        connection.execute("SAVEPOINT dry_run")
         payloads, images, _ = _purge_rows(connection, now, retain_s, -1)
         sizes = [size for _, size in _packs_without_contents(store, connection)]
-    return Purged(payloads, images, len(sizes), sum(sizes))
-
-
-@contextmanager
-def _rolled_back(connection: Connection) -> Iterator[None]:
-    connection.execute("SAVEPOINT dry_run")
-    try:
-        yield
-    finally:
         connection.execute("ROLLBACK TO dry_run")
-        connection.execute("RELEASE dry_run")
+    return Purged(payloads, images, len(sizes), sum(sizes))
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:

@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from slime_plugins.rollout_buffer.observability.process_status import boot_id
 from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
@@ -22,14 +21,6 @@ from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 TOLERANCE_S = 1.0
 """A smaller difference between the two clocks counts as drift, not as a jump."""
 _MARK = struct.Struct("<16sddI")
-
-
-class _Mark(NamedTuple):
-    """Readings of both clocks at one moment."""
-
-    boot: bytes
-    wall: float
-    monotonic: float
 
 
 class SharedClock:
@@ -53,7 +44,8 @@ class SharedClock:
         mark = self._read()
         if mark is None:
             return 0.0
-        ahead = (self._wall() - mark.wall) - (self._monotonic() - mark.monotonic)
+        wall, monotonic = mark
+        ahead = (self._wall() - wall) - (self._monotonic() - monotonic)
         return ahead if abs(ahead) > TOLERANCE_S else 0.0
 
     def mark(self) -> None:
@@ -68,7 +60,7 @@ class SharedClock:
             os.close(self._file)
             self._file = None
 
-    def _read(self) -> _Mark | None:
+    def _read(self) -> tuple[float, float] | None:
         """Returns the last reference; None if there is none, it is torn, or the machine was rebooted since."""
         try:
             content = b"" if self._file is None else os.pread(self._file, _MARK.size, 0)
@@ -79,4 +71,4 @@ class SharedClock:
         boot, wall, monotonic, checksum = _MARK.unpack(content)
         if boot != self._boot or checksum != zlib.crc32(content[:-4]):
             return None
-        return _Mark(boot, wall, monotonic)
+        return wall, monotonic

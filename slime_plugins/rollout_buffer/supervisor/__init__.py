@@ -4,6 +4,6 @@
 * ``supervised_child`` – one child; ``restart_policies`` – limits of crashes and of missed heartbeats
 * ``child_processes`` – start and kill processes; ``child_commands`` – command lines and environments
 * ``gateway_processes`` – the processes of the gateway, also without ``serve``
-* ``child_startup`` – waits until a child serves HTTP
+* ``child_startup`` – waits until a program serves HTTP, for the commands that start one
 * ``local_ray`` – a Ray cluster of one machine; ``generator_discovery`` – lists the task types
 """

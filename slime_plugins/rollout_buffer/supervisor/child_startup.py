@@ -1,4 +1,4 @@
-"""Waits until a child that starts serves HTTP. When a silent child is restarted: ``restart_policies``."""
+"""Waits until a program that was just started serves HTTP, for programs that are not supervised."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 def wait_until_healthy(child: ChildProcess, url: str, *, timeout_s: float, error: type[RolloutBufferError]) -> None:
-    """Waits until ``url`` answers 200.
+    """Waits until ``url`` answers without an error.
 
     Raises:
-        RolloutBufferError: an ``error`` with the log's path: the child exited, or did not answer within ``timeout_s``.
+        RolloutBufferError: an ``error``: the child exited (with the end of its log), or did not answer within
+            ``timeout_s`` (with the path of its log).
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -147,17 +147,12 @@ def _wait_until_ready(head: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 def _report_address(options: argparse.Namespace, address: str) -> None:
-    if options.address_file is not None:
-        _write_whole(options.address_file, address)
-    else:
+    if options.address_file is None:
         Heartbeat(options.address_fd).beat(address=address)
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes the file atomically."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+        return
+    part = options.address_file.with_name(options.address_file.name + ".part")
+    part.write_text(address, encoding="utf-8")
+    part.replace(options.address_file)  # whole, for whoever waits for the file
 
 
 # ---- dying together --------------------------------------------------------------------------------------------------

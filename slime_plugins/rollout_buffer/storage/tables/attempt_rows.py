@@ -33,14 +33,9 @@ def insert_attempt(
     return attempt
 
 
-def attempt_state(connection: Connection, group_key: int, slot: int, attempt: int) -> AttemptState | None:
-    query = "SELECT state FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
-    row = connection.execute(query, (group_key, slot, attempt)).fetchone()
-    return None if row is None else AttemptState(row[0])
-
-
-def began_at(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
-    query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ?"
+def running_since(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
+    """Returns when a running attempt began; None if it does not run."""
+    query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ? AND state = 'running'"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
     return None if row is None else float(row[0])
 

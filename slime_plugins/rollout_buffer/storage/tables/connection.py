@@ -1,8 +1,9 @@
-"""The connection type, the limit of parameters in one statement, and rows as records."""
+"""The connection type, the limit of parameters in one statement, rows as records, and rows of named columns."""
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 MAX_MARKS = 500
@@ -14,3 +15,15 @@ def as_record(kind: type[Record], row: sqlite3.Row, **converted: Any) -> Record:
     """Returns a row as a dataclass with slots named as columns; ``converted`` are the fields of other types."""
     slots: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # of a dataclass with slots
     return kind(**{name: row[name] for name in slots if name not in converted}, **converted)
+
+
+def insert_row(connection: Connection, table: str, columns: Mapping[str, Any]) -> int:
+    """Adds a row and returns its key."""
+    query = f"INSERT INTO {table} ({', '.join(columns)}) VALUES (:{', :'.join(columns)}) RETURNING key"
+    return int(connection.execute(query, columns).fetchone()[0])
+
+
+def update_row(connection: Connection, table: str, key: int, columns: Mapping[str, Any], *, by: str = "key") -> None:
+    """Changes columns of the row whose column ``by`` is ``key``."""
+    assignments = ", ".join(f"{name} = :{name}" for name in columns)
+    connection.execute(f"UPDATE {table} SET {assignments} WHERE {by} = :{by}", {**columns, by: key})

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.rules.causes import Cause
 from slime_plugins.rollout_buffer.storage.tables import group_rows, reward_sum_rows
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record, insert_row, update_row
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.types import DeliveryState, GroupState
 from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
@@ -49,11 +49,7 @@ class DeliveredMember:
 
 
 def insert_delivery(connection: Connection, **columns: Any) -> int:
-    columns["meta_info"] = json.dumps(columns["meta_info"])
-    names = ", ".join(columns)
-    marks = ", ".join(f":{name}" for name in columns)
-    query = f"INSERT INTO deliveries ({names}) VALUES ({marks}) RETURNING key"
-    return int(connection.execute(query, columns).fetchone()[0])
+    return insert_row(connection, "deliveries", {**columns, "meta_info": json.dumps(columns["meta_info"])})
 
 
 def find_delivery(connection: Connection, delivery_id: str) -> DeliveryRecord | None:
@@ -131,9 +127,7 @@ def move_groups_to_delivery(connection: Connection, source: int, target: int, st
 
 
 def update_delivery(connection: Connection, key: int, **columns: Any) -> None:
-    """Changes columns of a delivery."""
-    assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    connection.execute(f"UPDATE deliveries SET {assignments} WHERE key = :key", {**columns, "key": key})
+    update_row(connection, "deliveries", key, columns)
 
 
 def insert_delivery_groups(connection: Connection, delivery_key: int, group_keys: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.rules.causes import NO_CAUSE, Cause, CauseCode, CountedCause
 from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record, update_row
 from slime_plugins.rollout_buffer.types import GroupState, Instance
 
 
@@ -193,8 +193,7 @@ def restart_group_clocks(connection: Connection, job_key: int, now: float) -> No
 
 
 def update_group(connection: Connection, key: int, **columns: Any) -> None:
-    assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    connection.execute(f"UPDATE groups SET {assignments} WHERE key = :key", {**columns, "key": key})
+    update_row(connection, "groups", key, columns)
 
 
 def next_sequence(connection: Connection) -> int:

@@ -13,7 +13,7 @@ import orjson
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.stored_settings import DEFAULT_GROUP_TIMEOUT_S, StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.rules.weight_versions import KnownVersions
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record, insert_row, update_row
 from slime_plugins.rollout_buffer.types import JobState
 
 
@@ -77,11 +77,8 @@ class JobRecord:
 
 
 def insert_job(connection: Connection, options: Mapping[str, Any], **columns: Any) -> int:
-    columns = {"key": _next_key(connection), **columns}
-    columns["settings"] = json.dumps(columns["settings"])
-    names = ", ".join(columns)
-    marks = ", ".join(f":{name}" for name in columns)
-    key = int(connection.execute(f"INSERT INTO jobs ({names}) VALUES ({marks}) RETURNING key", columns).fetchone()[0])
+    settings = json.dumps(columns["settings"])
+    key = insert_row(connection, "jobs", {**columns, "key": _next_key(connection), "settings": settings})
     connection.execute("INSERT INTO job_options (job_key, options) VALUES (?, ?)", (key, json.dumps(options).encode()))
     return key
 
@@ -150,8 +147,7 @@ def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
 
 
 def update_job(connection: Connection, key: int, **columns: Any) -> None:
-    assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    connection.execute(f"UPDATE jobs SET {assignments} WHERE key = :key", {**columns, "key": key})
+    update_row(connection, "jobs", key, columns)
 
 
 def as_job(row: sqlite3.Row) -> JobRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record, update_row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,9 +40,7 @@ def find_plan(connection: Connection, job_key: int) -> PlanRecord | None:
 
 
 def update_plan(connection: Connection, job_key: int, **columns: Any) -> None:
-    """Changes columns of a plan."""
-    assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    connection.execute(f"UPDATE plans SET {assignments} WHERE job_key = :job_key", {**columns, "job_key": job_key})
+    update_row(connection, "plans", job_key, columns, by="job_key")
 
 
 def skip_unopened(connection: Connection, job_key: int) -> None:
