@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager
 from slime_plugins.rollout_buffer.devices.interface import Action, Observation
@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 
 _WATCH_S = 1.0
+_Result = TypeVar("_Result")
 
 
 class LocalDevicePool(DevicePool):
@@ -54,19 +55,16 @@ class _WorkerThread:
         return f"process {os.getpid()}"
 
     async def check_health(self) -> frozenset[str] | None:
-        capabilities: frozenset[str] | None = await self._call(self._worker.check_health)
-        return capabilities
+        return await self._call(self._worker.check_health)
 
     async def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
-        observation: Observation = await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))
-        return observation
+        return await self._call(lambda: self._worker.reset(lease_id, task_name, params_idx))
 
     async def step(self, lease_id: int, action: Action) -> Observation:
-        observation: Observation = await self._call(lambda: self._worker.step(lease_id, action))
-        return observation
+        return await self._call(lambda: self._worker.step(lease_id, action))
 
     async def score(self, lease_id: int) -> float:
-        return float(await self._call(lambda: self._worker.score(lease_id)))
+        return await self._call(lambda: self._worker.score(lease_id))
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
         for _ in range(math.ceil(wait_s / _WATCH_S)):
@@ -80,10 +78,10 @@ class _WorkerThread:
         self._calls.put((self._worker.close, Future()))
         self._calls.put(None)
 
-    async def _call(self, call: Callable[[], Any]) -> Any:
+    async def _call(self, call: Callable[[], _Result]) -> _Result:
         if self._killed:
             raise device_died("the device was closed")
-        answer: Future[Any] = Future()
+        answer: Future[_Result] = Future()
         self._calls.put((call, answer))
         return await asyncio.wrap_future(answer)
 

@@ -18,13 +18,7 @@ from slime_plugins.rollout_buffer.devices.device_manager import Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.leased_device import DIED, LeasedDevice, LeaseReport
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
-from slime_plugins.rollout_buffer.errors import (
-    ConfigError,
-    DeviceError,
-    EnvironmentSetupError,
-    EpisodeError,
-    RolloutBufferError,
-)
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EnvironmentSetupError, EpisodeError
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +239,7 @@ class DevicePool:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
             await self._manager.configure(self._settings.model_dump(mode="json"))
-        except RolloutBufferError as still:  # also another Ray's version, a ConfigError
+        except (ConfigError, DeviceError) as still:  # ConfigError: the new cluster runs another Ray
             logger.warning("the device manager is still unreachable: %s", still)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
             if now - self._unreachable_since.setdefault(line, now) >= limit_s:

@@ -62,7 +62,7 @@ class DeviceWorker:
         return self._guarded(lambda: self._leased(lease_id).step(action))
 
     def score(self, lease_id: int) -> float:
-        return self._guarded(lambda: self._leased(lease_id).score())
+        return self._guarded(lambda: float(self._leased(lease_id).score()))
 
     def lost(self, lease_id: int, wait_s: float) -> str:
         """Returns the reason as soon as the device is lost; "" after ``wait_s``, or once a newer lease is watched.

@@ -78,12 +78,15 @@ class HttpEngine:
         self._in_flight: set[asyncio.Task[HttpAnswer]] = set()
         self._warned_at = -math.inf
         self._waiting = 0
-        self._refusal = ""
+        self.refusal = ""
+        """The last failure of a call that was retried, as a predicate of "the engine"; empty if there was none."""
         self._refused_since: float | None = None
         self._last_sign_at = time.monotonic()
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
-        self._probe_refusal = ""
+        self.probe_refusal = ""
+        """The message with which the engine itself refused the last probe; empty if the probe succeeded or got no
+        valid reply."""
         self.turns = 0
         """Number of turns sampled so far."""
         self.tokens = 0
@@ -124,18 +127,7 @@ class HttpEngine:
     @property
     def is_away(self) -> bool:
         """True from a failed call until the next answer; False while the engine aborts calls, as in a weight update."""
-        return self._refused_since is not None and self._refusal != ABORTED
-
-    @property
-    def refusal(self) -> str:
-        """The last failure of a call that was retried, as a predicate of "the engine"; empty if there was none."""
-        return self._refusal
-
-    @property
-    def probe_refusal(self) -> str:
-        """The message with which the engine itself refused the last probe; empty if the probe succeeded or got no
-        valid reply."""
-        return self._probe_refusal
+        return self._refused_since is not None and self.refusal != ABORTED
 
     async def answers(self) -> bool:
         """Requests one token and returns whether it came.
@@ -151,12 +143,12 @@ class HttpEngine:
         """Returns the engine's state. Failed calls are reported only while requests wait, or with ``unasked``."""
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
-        is_updating = self._refusal == ABORTED
+        is_updating = self.refusal == ABORTED
         held_after_abort = bool(self._in_flight) and is_updating
         if self._refused_since is not None and (self._waiting or held_after_abort or unasked):
             code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
             since_s = now - self._refused_since
-            return EngineReport(url=url, code=code, message=self._refusal, since_s=since_s, waiting=waiting)
+            return EngineReport(url=url, code=code, message=self.refusal, since_s=since_s, waiting=waiting)
         if self._in_flight and now - self._last_sign_at > MIN_LOGGED_SILENCE_S:
             message, since_s = "has answered no request", now - self._last_sign_at
             return EngineReport(url=url, code=EngineTrouble.SILENT, message=message, since_s=since_s, waiting=waiting)
@@ -333,12 +325,12 @@ class HttpEngine:
         self._answered_at, self._refused_since = time.monotonic(), None
 
     async def _probe(self) -> bool:
-        self._probe_refusal = ""
+        self.probe_refusal = ""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._answered_part(self._probe_request(), ())
         except EngineError as error:
-            self._probe_refusal = error.message
+            self.probe_refusal = error.message
             return False
         except (RefusalError, TimeoutError):
             return False
@@ -394,7 +386,7 @@ class HttpEngine:
             self._warned_at = now
             logger.warning("the engine at %s %s; trying again", redacted(self._base_url), refusal)
         self._refused_since = now if self._refused_since is None else self._refused_since
-        self._refusal = str(refusal)
+        self.refusal = str(refusal)
         self._waiting += 1
         try:
             if budget.is_spent_on(refusal):

@@ -77,11 +77,7 @@ class OpenAiEngine(HttpEngine):
         ):
             self._token_limit_name = "max_completion_tokens"
             raise RefusalError("names the token limit max_completion_tokens")
-        return part_of_answer(answer, self._read)
-
-    def _read(self, body: bytes) -> SampledPart:
-        text, finish_reason = read_reply(body)
-        return self._sampled(text, finish_reason)
+        return part_of_answer(answer, lambda body: self._sampled(*read_reply(body)))
 
     def _sampled(self, text: str, finish_reason: str) -> SampledPart:
         ids = self._envelope.reply_ids(text, closed=finish_reason == "stop")

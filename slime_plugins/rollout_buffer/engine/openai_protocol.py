@@ -8,14 +8,13 @@ template. The result is for evaluation and cannot be trained on.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from slime_plugins.rollout_buffer.engine.sglang_protocol import ForeignReplyError
+from slime_plugins.rollout_buffer.engine.sglang_protocol import ForeignReplyError, data_uri
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
 
@@ -188,5 +187,4 @@ def _first_choice(body: bytes) -> Mapping[str, Any]:
 def _image_part(image: Image | None) -> dict[str, Any]:
     if image is None:
         raise EngineError("the prompt has more image placeholders than images")
-    data = base64.b64encode(image.data).decode("ascii")
-    return {"type": "image_url", "image_url": {"url": f"data:{image.media_type};base64,{data}"}}
+    return {"type": "image_url", "image_url": {"url": data_uri(image)}}

@@ -97,7 +97,7 @@ def generate_body(
         if sampling.get("top_k") != 1 and TOP_P_TOKENS not in asked_records(sampling_params):
             body["token_ids_logprob"] = sorted(banned_ids)
     if images:
-        body["image_data"] = [_data_uri(image) for image in images]
+        body["image_data"] = [data_uri(image) for image in images]
     return orjson.dumps(body)
 
 
@@ -109,7 +109,7 @@ def probe_body(input_ids: Sequence[int], images: Sequence[Image], *, by_log_prob
     }
     body |= {"return_logprob": True, "logprob_start_len": 0} if by_log_probs else {"return_prompt_token_ids": True}
     if images:
-        body["image_data"] = [_data_uri(image) for image in images]
+        body["image_data"] = [data_uri(image) for image in images]
     return orjson.dumps(body)
 
 
@@ -377,7 +377,8 @@ def urls_of_workers(body: bytes) -> tuple[str, ...]:
     return tuple(url.rstrip("/") for url in found if isinstance(url, str))
 
 
-def _data_uri(image: Image) -> str:
+def data_uri(image: Image) -> str:
+    """Returns an image as text, as engines take it."""
     return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode('ascii')}"
 
 

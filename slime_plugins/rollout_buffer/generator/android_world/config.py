@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ SHIPPED_CONFIG = Path(__file__).with_name("config.yaml")
 
 JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"reward"}
 """Keys that a job may override. All others are the host's: programs, paths, ports, sizes."""
-
 
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
 """Address of the factory of these devices."""
@@ -207,8 +206,3 @@ def _validated(layer: config_sources.Layer) -> AndroidWorldSettings:
     settings = config_sources.validated(AndroidWorldSettings, layer)
     kind_of(settings.device).check(settings)
     return settings
-
-
-def setting_names() -> Iterator[str]:
-    """Yields every setting, those of a section with a dot: ``reward.step_decay``."""
-    return config_sources.setting_names(AndroidWorldSettings)

@@ -1,4 +1,4 @@
-"""Kinds of Android devices, the values of the setting ``device``: options, defaults, preparation and checks of each."""
+"""The kinds of Android devices that the setting ``device`` can name, and what the pool and ``doctor`` ask of a kind."""
 
 from __future__ import annotations
 
@@ -34,22 +34,26 @@ class DeviceCheck:
 class AndroidKind:
     """A kind of devices. A plain function (settings, index) → ``Device`` is a kind too, which accepts any options.
 
-    ``create`` runs in the device worker, with ``uses_package`` in a process of ``android_world_python``; all else runs
-    also in the server. ``read_options`` returns ``device_options`` as plain JSON that needs no file of this host, and
-    raises ``ConfigError`` for a mistake; without it the kind accepts no options. ``defaults`` returns values for keys
-    that are not set, from those that are. ``prepare`` is the address of a function that makes files on the device's
-    host before its boot. ``check`` raises ``ConfigError`` for settings that do not fit together. ``examine`` returns
-    this machine's checks for ``rollout-buffer doctor``.
+    Only ``create`` and ``prepare`` are called in the device worker; the others are called in any process that reads
+    settings.
     """
 
     create: Callable[[AndroidWorldSettings, int], Device[Any]]
     uses_package: bool = False
+    """True if ``create`` needs the package ``android_world``: it is called under ``android_world_python``, if set."""
     boots_emulators: bool = False
+    """True if its hosts need the Android SDK, KVM and room for emulators: ``doctor`` checks them."""
     read_options: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+    """Returns ``device_options`` as JSON with the content of the files that it names; raises ``ConfigError``. Without
+    it the kind accepts no options."""
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    """Returns values for settings that are not set, from those that are."""
     prepare: str = ""
+    """``module:function`` that makes a device's files on its host before the boot."""
     check: Callable[[AndroidWorldSettings], None] = lambda _: None
+    """Raises ``ConfigError`` for settings that contradict each other; looks at nothing else."""
     examine: Callable[[AndroidWorldSettings], list[DeviceCheck]] = lambda _: []
+    """Looks at this machine and its devices for ``rollout-buffer doctor``."""
 
     def __call__(self, settings: AndroidWorldSettings, index: int) -> Device[Any]:
         """Creates device ``index``."""
@@ -59,23 +63,24 @@ class AndroidKind:
 def kind_of(device: str) -> AndroidKind:
     """Returns the kind that ``device`` names.
 
-    A kind by ``module:function`` may exist on the devices' hosts only. One that cannot be imported here accepts no
-    options; its device worker reports the import error.
+    One that cannot be imported in this process may exist on the devices' hosts: it accepts no options, and the device
+    worker reports an import error.
     """
     if device in _SHIPPED:
         module, _, name = _SHIPPED[device].partition(":")
         shipped: AndroidKind = getattr(importlib.import_module(module), name)
         return shipped
+    # The lab is imported by its devices only; the setting's validator reports a name that no package has.
     if device in OF_THE_LAB[Group.DEVICES] or (":" not in device and device not in installed(Group.DEVICES)):
-        return _loaded_later(device)
+        return _imported_by_worker(device)
     try:
         found = load_kind(device)
     except ConfigError:
-        return _loaded_later(device)
+        return _imported_by_worker(device)
     return found if isinstance(found, AndroidKind) else AndroidKind(create=found, read_options=dict)
 
 
-def _loaded_later(device: str) -> AndroidKind:
+def _imported_by_worker(device: str) -> AndroidKind:
     return AndroidKind(create=lambda settings, index: load_kind(device)(settings, index))
 
 

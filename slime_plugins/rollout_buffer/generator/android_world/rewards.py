@@ -52,18 +52,31 @@ class RewardSettings(SettingsSection):
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
     ) -> PhoneRewardBreakdown:
-        return episode_reward(
+        """Returns the reward of an episode, by the table of this module.
+
+        ``score`` is the device's, None without one. ``thinking_tokens`` has one entry per action taken: the tokens
+        inside the thinking tags of that reply.
+        """
+        steps = len(thinking_tokens)
+        scale = step_scale(steps, self)
+        bonus = penalty = 0.0
+        if score is not None and score >= 1:
+            bonus = thinking_bonus(sum(thinking_tokens) / max(steps, 1), self)
+        elif score is not None and score <= 0 and ended_by_agent:
+            penalty = premature_penalty(steps, max_turns, self)
+        return PhoneRewardBreakdown(
+            reward=(score or 0.0) * scale + bonus - penalty,
             success=score,
-            ended_by_agent=ended_by_agent,
-            thinking_tokens=thinking_tokens,
-            max_turns=max_turns,
-            settings=self,
+            steps=steps,
+            step_scale=scale,
+            thinking_bonus=bonus,
+            premature_penalty=penalty,
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhoneRewardBreakdown:
-    """A reward and its parts. ``success`` is None if the device was not scored: the episode was aborted."""
+    """A reward and its parts. ``success`` is None if the device was not scored."""
 
     reward: float
     success: float | None
@@ -94,36 +107,6 @@ def thinking_bonus(mean_thinking_tokens: float, settings: RewardSettings) -> flo
 def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> float:
     """Returns ``0.5 * (1 - steps / max_turns)``: giving up early costs more. In [0, 0.5]."""
     return settings.premature_penalty * (1 - min(steps / max_turns, 1.0))
-
-
-def episode_reward(
-    *,
-    success: float | None,
-    ended_by_agent: bool,
-    thinking_tokens: Sequence[int],
-    max_turns: int,
-    settings: RewardSettings,
-) -> PhoneRewardBreakdown:
-    """Returns the reward of an episode, by the table of this module.
-
-    ``success`` is the device's score in [0, 1], None without one. ``thinking_tokens`` has one entry per
-    action taken: the tokens inside the thinking tags of that reply.
-    """
-    steps = len(thinking_tokens)
-    scale = step_scale(steps, settings)
-    bonus = penalty = 0.0
-    if success is not None and success >= 1:
-        bonus = thinking_bonus(sum(thinking_tokens) / max(steps, 1), settings)
-    elif success is not None and success <= 0 and ended_by_agent:
-        penalty = premature_penalty(steps, max_turns, settings)
-    return PhoneRewardBreakdown(
-        reward=(success or 0.0) * scale + bonus - penalty,
-        success=success,
-        steps=steps,
-        step_scale=scale,
-        thinking_bonus=bonus,
-        premature_penalty=penalty,
-    )
 
 
 def _sigmoid(value: float) -> float:

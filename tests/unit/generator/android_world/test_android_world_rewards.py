@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from slime_plugins.rollout_buffer.generator.android_world.rewards import (
     PhoneRewardBreakdown,
     RewardSettings,
-    episode_reward,
     thinking_bonus,
 )
 from slime_plugins.rollout_buffer.generator.android_world_generator import REWARD_RANGE
@@ -23,12 +22,8 @@ SETTINGS = RewardSettings()
 def earned(
     success: float | None, thinking_tokens: list[int], max_turns: int = 10, *, ended_by_agent: bool = True
 ) -> PhoneRewardBreakdown:
-    return episode_reward(
-        success=success,
-        ended_by_agent=ended_by_agent,
-        thinking_tokens=thinking_tokens,
-        max_turns=max_turns,
-        settings=SETTINGS,
+    return SETTINGS.earned(
+        score=success, ended_by_agent=ended_by_agent, thinking_tokens=thinking_tokens, max_turns=max_turns
     )
 
 
@@ -80,12 +75,8 @@ reward_settings = st.builds(
 def test_every_reward_lies_in_the_range_that_the_generator_declares(
     success: float | None, ended_by_agent: bool, thinking: list[int], max_turns: int, settings: RewardSettings
 ) -> None:
-    breakdown = episode_reward(
-        success=success,
-        ended_by_agent=ended_by_agent,
-        thinking_tokens=thinking,
-        max_turns=max_turns,
-        settings=settings,
+    breakdown = settings.earned(
+        score=success, ended_by_agent=ended_by_agent, thinking_tokens=thinking, max_turns=max_turns
     )
     assert REWARD_RANGE[0] <= breakdown.reward <= REWARD_RANGE[1]
     assert breakdown.as_dict()["reward"] == breakdown.reward

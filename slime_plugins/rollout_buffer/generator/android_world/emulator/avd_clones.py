@@ -64,13 +64,15 @@ def clone_avd(
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
         raise ConfigError(f"there is no virtual device {base} in {avd_home}: create it, or set avd_name")
-    with _locked(avd_home / f".{clone}.lock"):
+    with (avd_home / f".{clone}.lock").open("w") as lock:  # locks out other workers of this host with this clone
+        fcntl.flock(lock, fcntl.LOCK_EX)
         pid = running_emulator(source)
         mark = f"{base}\n{_digest(source)}\n"
-        made_of = _mark_of(target)
+        is_clone = (target / _MARK).is_file()
+        made_of = (target / _MARK).read_text() if is_clone else ""
         if made_of == mark or (pid is not None and made_of.startswith(f"{base}\n")):
             return
-        if target.exists() and not (target / _MARK).is_file():
+        if target.exists() and not is_clone:
             raise ConfigError(f"{target} exists already and is no clone: move it, or set another base_avd_name_pattern")
         if pid is not None:
             raise DeviceError(f"the base device {base} is running (process {pid}): stop it before it is cloned")
@@ -135,23 +137,10 @@ def shares_blocks(folder: Path) -> bool:
     return True
 
 
-def _mark_of(target: Path) -> str:
-    mark = target / _MARK
-    return mark.read_text() if mark.is_file() else ""
-
-
 def _digest(avd: Path) -> str:
     """Returns a digest of names, sizes and times of all files of the virtual device."""
     states = [(str(name), (avd / name).lstat()) for name in _files_of(avd)]
     return sha256(repr([(name, state.st_size, state.st_mtime_ns) for name, state in states]).encode()).hexdigest()
-
-
-@contextmanager
-def _locked(lock_path: Path) -> Iterator[None]:
-    """Locks out other workers of this host that clone the same device."""
-    with lock_path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``AndroidWorldDevice``: a ``Device`` over the real ``android_world`` package on the Android of a host.
+"""Plays tasks of the ``android_world`` package on an Android that its host, such as ``EmulatorProcess``, has started.
 
 The order of an episode: create the task object for (suite seed, task, index); go home; remove traces of automation;
 ``initialize_task``; read the goal, which is complete only now; check whether the task is already solved; actions; read
@@ -43,7 +43,7 @@ _LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionK
 
 
 class AndroidWorldDevice:
-    """Device ``index``: owns its host and the connection to its Android, until ``close``.
+    """A ``Device``: owns its host and the connection to its Android, until ``close``.
 
     ``package`` is for tests and packages of another kind; without one ``android_world`` is imported.
 
