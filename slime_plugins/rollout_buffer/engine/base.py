@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slime.utils.mask_rows import RecordBytes, TokenRecords
+from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Generation, Image, PromptReceipt, SamplingParams, WeightVersionSpan
 
 
@@ -48,6 +49,9 @@ class GenerateReply:
     is the result of the prompt check; ``ran_prompt_ids`` are the ids that the engine ran, if they differ from those
     sent. ``engine_s`` are the seconds that the turn took, retries included; None if the client does not measure them.
     ``breaks`` counts how often the engine broke off its stream and was asked for the rest.
+
+    Raises:
+        EngineError: the turn ended by itself without a token, which no policy can sample.
     """
 
     output_ids: tuple[int, ...]
@@ -62,6 +66,10 @@ class GenerateReply:
     ran_prompt_ids: Sequence[int] | None = None
     engine_s: float | None = field(default=None, compare=False)
     breaks: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.output_ids and self.finish_reason == "stop":
+            raise EngineError("the engine ended a turn without a token")
 
     def as_generation(
         self, prompt_ids: Sequence[int], *, images: tuple[str, ...] | None = None, length: int | None = None

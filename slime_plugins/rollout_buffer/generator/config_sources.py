@@ -200,7 +200,8 @@ def describe_problem(problem: Mapping[str, Any], layer: Layer, names: Sequence[s
     if problem["type"] == "extra_forbidden":
         return f"{place}{key} is not a setting{suggestion(key, names)}"
     message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}{key}: {message}, not {problem['input']!r}"
+    is_about_a_section = problem["type"] == "value_error" and isinstance(problem["input"], Mapping)
+    return f"{place}{key}: {message}" + ("" if is_about_a_section else f", not {problem['input']!r:.200}")
 
 
 def suggestion(key: str, names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import GeneratorError
+from slime_plugins.rollout_buffer.errors import EngineError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Chat, MultiTurnGenerator, Score
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.generator.registry import load_file
@@ -95,6 +95,11 @@ async def test_a_reply_that_is_cut_ends_the_episode_without_reward() -> None:
     assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.TRUNCATED, StopReason.MAX_TOKENS)
     assert (trajectory.reward, len(trajectory.generations)) == (0.0, 1)
     assert "success" not in trajectory.extra_info
+
+
+async def test_a_turn_without_a_token_is_a_failure_of_the_engine_and_earns_no_reward() -> None:
+    with pytest.raises(EngineError, match="ended a turn without a token"):
+        await played(Twice(), ())
 
 
 async def test_an_episode_without_reply_or_without_question_breaks_the_contract() -> None:

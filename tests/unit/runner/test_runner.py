@@ -240,6 +240,33 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
     assert describe_job(real_time_buffer.store, job)["attempts"].get("given_up", 0) == (2 if stop else 0)
 
 
+async def test_a_slot_that_is_given_up_before_it_began_holds_no_place(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slot 1 ends, slot 2 gets its place, and in the same moment slot 0 makes the group hopeless."""
+    limiter = concurrency.ConcurrencyLimiter(2)
+    monkeypatch.setattr(runner, "ConcurrencyLimiter", lambda limit: limiter)
+
+    async def at_once(job: played_job.PlayedJob, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    monkeypatch.setattr(played_job.PlayedJob, "stored", at_once)
+    ends = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
+
+    async def play(episode: EpisodeRequest) -> Any:
+        await ends[episode.slot].wait()
+        return 1.0 if episode.slot else DeviceError("broken")
+
+    options = {"num_repeat_per_sample": 3, "max_attempts": 1, "stop_hopeless_groups": True, "num_process": 2}
+    generator = ScriptedGenerator(play)
+    running = asyncio.create_task(run(real_time_buffer, start(real_time_buffer, count=1, **options), generator))
+    await _when(lambda: generator.running == 2)
+    ends[1].set()
+    ends[0].set()
+    await running
+    assert (len(generator.requests), limiter.taken) == (2, 0)
+
+
 async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real_time_buffer: Buffer) -> None:
     options = {"num_repeat_per_sample": 4, "max_attempts": 1, "min_timeout_group_size_ratio": 0.7}
     job = start(real_time_buffer, count=1, stop_hopeless_groups=True, **options)

@@ -32,7 +32,6 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
-from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.context_editing.calls import CallReader, text_outside_calls
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
@@ -132,10 +131,10 @@ class ContextEditingEpisode:
                 self._log_prompt_too_long(len(prompt_ids))
                 return _Ending(StopReason.MAX_CONTEXT)
             reply = await self._generate(prompt_ids)
-            if not reply.output_ids:
-                return _Ending(StopReason.ABORTED)
-            msg_id, text = self._record(prompt_ids, reply)
             cut = self._why_cut(reply)
+            if not reply.output_ids and cut is not None:
+                return _Ending(cut)
+            msg_id, text = self._record(prompt_ids, reply)
             ending = _Ending(cut) if cut is not None else await self._act(msg_id, text)
             if ending is not None:
                 return ending
@@ -149,10 +148,7 @@ class ContextEditingEpisode:
             banned_ids=self._banned_ids,
         )
         with self._stopwatch.phase("generate"):
-            reply = await self._setup.engine.generate(request)
-        if not reply.output_ids and reply.finish_reason != "abort":
-            raise EngineError("the engine ended a turn without sampling a single token")
-        return reply
+            return await self._setup.engine.generate(request)
 
     def _record(self, prompt_ids: Sequence[int], reply: GenerateReply) -> tuple[int, str]:
         """Records a sampled turn; returns its message id and its text."""

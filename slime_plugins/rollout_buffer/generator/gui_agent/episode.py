@@ -36,7 +36,6 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, IncrementalContext, View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.conversation import Conversation
@@ -168,10 +167,7 @@ class Episode:
             banned_ids=self._banned_ids,
         )
         with self._timer.phase("generate"):
-            reply = await self._engine.generate(request)
-        if not reply.output_ids and reply.finish_reason == "stop":
-            raise EngineError("the engine ended a turn without sampling a single token")
-        return reply
+            return await self._engine.generate(request)
 
     def _why_cut(self, reply: GenerateReply) -> StopReason | None:
         """Returns why a reply was cut; None for a complete reply."""

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
+from slime_plugins.rollout_buffer.generator.config_sources import Layer, validated
 from slime_plugins.rollout_buffer.generator.miniwob import package
 from slime_plugins.rollout_buffer.generator.miniwob.config import (
     CONFIG_VARIABLE,
@@ -51,11 +52,14 @@ def test_a_wrong_key_is_named_with_its_line(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("values", "why"),
-    [({"time_penalty": True}, "needs a time_limit_s"), ({"pixels_per_point": 6}, "larger than screenshot_max_pixels")],
+    [
+        ({"time_penalty": True}, "time_penalty needs a time_limit_s: the penalty is a share of it"),
+        ({"pixels_per_point": 6}, "pixels_per_point makes screenshots larger than screenshot_max_pixels"),
+    ],
 )
 def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        MiniWobSettings.model_validate(values)
+    with pytest.raises(ConfigError, match=f"^the settings: {why}$"):
+        validated(MiniWobSettings, Layer(values=values))
 
 
 def test_the_elements_of_a_page_are_lines_with_boxes_in_the_agents_space() -> None:
