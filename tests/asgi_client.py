@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from flask import Flask
 from flask.testing import FlaskClient
+from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.app import create_app as create_flask
@@ -30,6 +32,20 @@ def post(client: FlaskClient, path: str, body: Any, **headers: str) -> tuple[int
     """Posts a body as JSON, or as it is where it is bytes; returns the status and the reply."""
     reply = client.post(path, data=body if isinstance(body, bytes) else json.dumps(body), headers=headers)
     return reply.status_code, reply.get_json()
+
+
+@contextmanager
+def serving_wsgi(app: Flask) -> Iterator[str]:
+    """Serves an application in threads on a free port; yields its URL."""
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 class _ThroughAsgi:

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing import history as history_module
@@ -23,9 +21,10 @@ from slime_plugins.rollout_buffer.types import (
     Message,
     Trajectory,
 )
+from tests import demo_tokens
 from tests.episode_requests import episode_of
 
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+tokenizer = demo_tokens.tokenizer
 
 DOCUMENT = "\n\n".join(
     f"Day {day}. The tide was high and the gulls were loud. The keeper counted {day * 3} boats." for day in range(120)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
@@ -17,7 +16,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import aiohttp
-from PIL import Image as PillowImage
 
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
@@ -252,12 +250,6 @@ class HttpClientContract:
             assert await engine.answers()
             assert [*away, engine.is_away] == [False, True, False]
             await engine.close()
-
-
-def picture(width: int, height: int) -> Image:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (20, 90, 200)).save(file, "PNG")
-    return Image(data=file.getvalue())
 
 
 Answer = Callable[[bytes], bytes]

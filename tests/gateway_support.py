@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-from transformers import AutoTokenizer
 
-from slime.utils.mask_utils import Generation
+from slime.utils.mask_utils import Generation, pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -30,12 +29,13 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
+from tests import demo_tokens
 
 if TYPE_CHECKING:
     import anthropic
     import openai
 
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
+tokenizer = demo_tokens.tokenizer
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
 
 
@@ -167,6 +167,11 @@ class GatewayUnderTest:
     def generations(self, job: JobRecord, uid: str) -> tuple[Generation, ...]:
         """The generations of a stored trajectory, as a trainer reads them."""
         return wire.decode_generations(self.item(job, uid)["generations"])
+
+    def trained(self, job: JobRecord, uid: str) -> str:
+        """What the one row of a stored trajectory trains."""
+        (row,) = pack_training_rows(self.generations(job, uid))
+        return demo_tokens.trained_text(row.token_ids, row.loss_mask)
 
 
 @asynccontextmanager

@@ -42,7 +42,8 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.miniwob_browsers import browser_process, driver_process, processes_below
+from tests.miniwob_browsers import browser_process, driver_process
+from tests.processes import descendants
 
 TASKS = ("click-button", "click-test-2", "enter-text", "click-tab", "click-option", "simple-algebra")
 MAX_ATTEMPTS = 30
@@ -99,7 +100,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     os.environ["ROLLOUT_BUFFER_MINIWOB__PAGES_PER_BROWSER"] = str(max(pages // 2, 1))
     os.environ["ROLLOUT_BUFFER_MINIWOB__QUARANTINE_S"] = "1"
-    processes_before = {each.pid for each in processes_below(os.getpid())}
+    processes_before = set(descendants(os.getpid()))
     threads_before, began = threading.active_count(), time.monotonic()
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     account, randomness = Account(), random.Random(seed)
@@ -161,8 +162,8 @@ async def what_is_left(threads_before: int, processes_before: Collection[int]) -
     """Returns the processes and threads that outlive their pool, which closes its pages without waiting for them."""
     deadline = time.monotonic() + MAX_END_S
     while True:
-        new = [each for each in processes_below(os.getpid()) if each.pid not in processes_before]
-        processes = [each.command[:80] for each in new if each.command]
+        now = descendants(os.getpid())
+        processes = [command[:80] for pid, command in now.items() if command and pid not in processes_before]
         threads = threading.active_count() - threads_before - THREADS_OF_THE_BROWSERS
         if (not processes and threads <= 0) or time.monotonic() >= deadline:
             return processes + ([f"{threads} threads"] if threads > 0 else [])

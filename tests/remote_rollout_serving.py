@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide, one_engine
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trajectories import TrajectorySink
+from tests import demo_tokens
 
 QUESTION = [
     {"role": "system", "content": "You are a helpful calculator assistant."},
@@ -28,9 +26,8 @@ CALL = 'I\'ll use the calculator tool\n<tool_call>\n{"name": "multiply", "argume
 ANSWER = "The result is 345"
 
 
-@functools.cache
 def demo_tokenizer() -> Any:
-    return AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
+    return demo_tokens.tokenizer
 
 
 def served(app: web.Application) -> AbstractAsyncContextManager[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.crash.disk import SmallDisk
 from tests.crash.workload import MARK, Journal, Plan
 from tests.held_sockets import HeldSockets
+from tests.processes import children_of, processes_with, start_of
 
 GENERATORS = Path(__file__).with_name("generators")
 HEALTHY_WITHIN_S = 90.0
@@ -66,7 +67,7 @@ class Fleet:
     _started_at: float = 0.0
     _healthy: bool = False
     _killed_serve: bool = False
-    _frozen: list[tuple[float, int, float]] = field(default_factory=list)
+    _frozen: list[tuple[float, int, int]] = field(default_factory=list)
     _full_until: float = 0.0
 
     # --- starting ----------------------------------------------------------------------------------------------------
@@ -198,14 +199,13 @@ class Fleet:
             return []
         if kind in ("supervisor", "frozen runner"):
             return [("serve", self.serve.pid)]
-        table = process_table()
-        children = {pid: command for pid, parent, command in table if parent == self.serve.pid}
+        children = children_of(self.serve.pid)
         if kind in MODULES:
             return [(kind, pid) for pid, command in children.items() if MODULES[kind] in command]
         masters = [pid for pid, command in children.items() if "gunicorn" in command]
         if kind == "master":
             return [("master", pid) for pid in masters]
-        return [("worker", pid) for pid, parent, _ in table if parent in masters]
+        return [("worker", pid) for master in masters for pid in children_of(master)]
 
     def kill(self, kind: str, name: str, pid: int, *, length_s: float = 0.0) -> None:
         """Kills a victim at once. For ``frozen runner`` the runner is stopped first, and goes on after its replacement
@@ -238,7 +238,7 @@ class Fleet:
 
     def _kill_everything(self) -> None:
         """As a power cut would, but for what is in the kernel's hands."""
-        for pid, _ in self.marked():
+        for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert self.serve is not None
@@ -291,22 +291,13 @@ class Fleet:
             raise FleetError(f"serve stopped with exit code {code} after {took:.1f} s:\n{self.words('serve')}")
         return took
 
-    def marked(self) -> list[tuple[int, str]]:
-        """Returns every process that carries the run's mark."""
-        mark = f"{MARK}={self.plan.folder}".encode()
-        found = []
-        for pid, _, command in process_table():
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if mark in environment:
-                found.append((pid, command))
-        return found
+    def marked(self) -> dict[int, str]:
+        """Returns every process that carries the run's mark, with its command line."""
+        return processes_with(f"{MARK}={self.plan.folder}\0")
 
     def end_everything(self) -> None:
         """Kills every process that carries the run's mark: the last thing of a run, however it went."""
-        for pid, _ in self.marked():
+        for pid in self.marked():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -314,26 +305,3 @@ class Fleet:
         for process in (self.serve, *(crew.process for crew in self.crew.values())):
             if process is not None:
                 process.wait()
-
-
-def process_table() -> list[tuple[int, int, str]]:
-    """Returns every process that runs, as (id, parent, command line)."""
-    table = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            except (OSError, IndexError):
-                continue
-            if state != "Z":
-                table.append((int(folder.name), int(parent), command))
-    return table
-
-
-def start_of(pid: int) -> float:
-    """Returns when a process started, in clock ticks since boot; -1 when there is none."""
-    try:
-        return float(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    except (OSError, IndexError):
-        return -1.0

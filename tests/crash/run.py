@@ -296,7 +296,7 @@ class CrashTest:
             return  # the server stops while it waits: that is the point
 
     def _left_behind(self) -> list[str]:
-        return [f"process {pid} was left behind: {command}" for pid, command in self.fleet.marked()]
+        return [f"process {pid} was left behind: {command}" for pid, command in self.fleet.marked().items()]
 
     def _audit(self) -> list[str]:
         try:

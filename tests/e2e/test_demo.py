@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.conftest import process_table
+from tests.processes import process_table
 
 
 def run_demo(folder: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:

@@ -7,6 +7,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,12 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port, free_ports
 from tests.held_sockets import HeldSockets
+from tests.processes import children_of, descendants, is_alive
+
+ROLLOUT_BUFFER = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
+"""The command line."""
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "it") -> Any:
@@ -45,6 +51,25 @@ def server_at(variable: str) -> str:
     return url
 
 
+@contextmanager
+def running(name: str, port: int, command: Sequence[str], folder: Path) -> Iterator[ChildProcess]:
+    """A program from its first answer to ``/health`` on, with its log in a folder."""
+    process = ChildProcess(name, [*command, "--port", str(port)], log_file=folder / f"{name}.log")
+    try:
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, f"start of {name}\n{process.log_tail(20)}")
+        yield process
+    finally:
+        process.stop(40)
+
+
+@contextmanager
+def scripted_engine(folder: Path, *arguments: str) -> Iterator[int]:
+    """A scripted engine in a process of its own; yields its port."""
+    port = free_port()
+    with running("engine", port, [*ROLLOUT_BUFFER, "engine", *arguments], folder):
+        yield port
+
+
 class BufferProcess:
     def __init__(
         self,
@@ -52,24 +77,25 @@ class BufferProcess:
         *arguments: str,
         environment: dict[str, str] | None = None,
         launcher: Sequence[str] = (),
-        held_port: int | None = None,
+        gateway: bool = False,
+        held: bool = False,
     ) -> None:
-        """``launcher`` is a command that runs the one after it. With ``held_port``, the gateway's, this process holds
-        the sockets of ``serve``."""
+        """``launcher`` is a command that runs the one after it. With ``held`` this process holds the sockets."""
         self.folder = folder
-        self.port = free_port()
-        self._held = None if held_port is None else HeldSockets([self.port, held_port])
+        self.port, gateway_port = free_ports(2)
+        self._held = HeldSockets([self.port, gateway_port]) if held else None
         self._launcher = launcher if self._held is None else self._held.launcher
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = RolloutBufferClient(self.url, timeout_s=30)
-        self._arguments = arguments
+        self.gateway_url = f"http://127.0.0.1:{gateway_port}" if gateway else ""
+        self._arguments = (*arguments, "--gateway-port", str(gateway_port)) if gateway else arguments
         self._environment = environment or {}
         self.start()
 
     def start(self) -> None:
         """Starts it, again on the same port and data, and waits until it is well."""
         command = [
-            *self._launcher, sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(self.port),
+            *self._launcher, *ROLLOUT_BUFFER, "serve", "--port", str(self.port),
             "--data-dir", str(self.folder / "data"), "--data-root", str(self.folder), *self._arguments,
         ]  # fmt: skip
         log = self.folder / "serve.log"
@@ -80,7 +106,8 @@ class BufferProcess:
             environment=self._environment,
             descriptors=() if self._held is None else self._held.descriptors,
         )
-        wait_until(lambda: answers(f"{self.url}/health"), 60, f"start of the buffer\n{self.process.log_tail(20)}")
+        for url in filter(None, (self.url, self.gateway_url)):
+            wait_until(partial(answers, f"{url}/health"), 60, f"an answer of {url}\n{self.process.log_tail(20)}")
 
     def stop(self) -> None:
         self.process.stop(40)
@@ -89,7 +116,7 @@ class BufferProcess:
 
     def kill_supervisor(self, *, awaits_orphans: bool = True) -> None:
         """As a crash would: no chance to tidy up. Its children fall with it, and have when this returns."""
-        orphans = descendants(self.process.pid) if awaits_orphans else []
+        orphans = list(descendants(self.process.pid)) if awaits_orphans else []
         os.kill(self.process.pid, signal.SIGKILL)
         wait_until(lambda: self.process.exit_code() is not None, what="death of the supervisor")
         wait_until(lambda: not any(map(is_alive, orphans)), 60, "end of what the supervisor had started")
@@ -97,7 +124,7 @@ class BufferProcess:
     def kill_server(self) -> None:
         """Kills gunicorn as a crash would. Returns when its last worker, which may answer once more, has ended too
         and another server answers."""
-        (parent,) = (pid for pid, command in self.children().items() if "gunicorn" in command)
+        parent = self.child("gunicorn")
         orphans = [parent, *descendants(parent)]
         os.kill(parent, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, orphans)), 60, "end of the server's last worker")
@@ -105,51 +132,25 @@ class BufferProcess:
 
     def children(self) -> dict[int, str]:
         """The processes that the supervisor parents, by id, with their command lines."""
-        return {pid: command for pid, parent, command in process_table() if parent == self.process.pid}
+        return children_of(self.process.pid)
 
-    def runner_pid(self) -> int:
+    def child(self, words: str) -> int:
+        """The child whose command line has these words; waits for it."""
         found: int = wait_until(
-            lambda: next((pid for pid, command in self.children().items() if "runner.main" in command), None),
-            what="a runner",
+            lambda: next((pid for pid, command in self.children().items() if words in command), None),
+            60,
+            f"a process of {words}",
         )
         return found
 
-
-def process_table() -> list[tuple[int, int, str]]:
-    """Every process as (id, parent, command line)."""
-    table = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-            except (OSError, IndexError):
-                continue
-            table.append((int(folder.name), parent, command))
-    return table
+    def runner_pid(self) -> int:
+        return self.child("runner.main")
 
 
 def server_workers(buffer: BufferProcess) -> list[int]:
     """The gunicorn workers: grandchildren of the supervisor."""
-    masters = {pid for pid, command in buffer.children().items() if "gunicorn" in command}
-    return sorted(pid for pid, parent, _ in process_table() if parent in masters)
-
-
-def descendants(pid: int) -> list[int]:
-    """The processes under a process, its children first."""
-    table = process_table()
-    found = [pid]
-    for ancestor in found:
-        found += [child for child, parent, _ in table if parent == ancestor]
-    return found[1:]
-
-
-def is_alive(pid: int) -> bool:
-    """Returns True if a process runs; one that has ended and that nobody has waited for does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    masters = [pid for pid, command in buffer.children().items() if "gunicorn" in command]
+    return sorted(pid for master in masters for pid in children_of(master))
 
 
 @pytest.fixture
@@ -192,9 +193,5 @@ def served(shared_buffer: BufferProcess) -> Iterator[BufferProcess]:
 @pytest.fixture(scope="session")
 def stand_in_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A scripted engine for the whole session; yields its port."""
-    port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "0.5"]
-    process = ChildProcess("engine", command, log_file=tmp_path_factory.mktemp("engine") / "engine.log")
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the scripted engine")
-    yield port
-    process.stop(10)
+    with scripted_engine(tmp_path_factory.mktemp("engine"), "--skill", "0.5") as port:
+        yield port

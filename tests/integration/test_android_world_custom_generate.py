@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from transformers import AutoTokenizer
 
 from examples.android_world import rollout, rollout_history
 from examples.android_world.env_android_world import build_env
@@ -23,9 +22,9 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from tests.android_world_expert import expert_replies
+from tests.demo_tokens import tokenizer, trained_text
 from tests.episode_requests import use_local_phones
 
-TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend")
 MODES = {"incremental": rollout.generate, "history": rollout_history.generate}
 BOTH_MODES = pytest.mark.parametrize("mode", MODES)
@@ -66,10 +65,8 @@ def rows(generated: Sample | list[Sample]) -> list[Sample]:
     return generated if isinstance(generated, list) else [generated]
 
 
-def trained_text(sample: Sample) -> str:
-    response = sample.tokens[len(sample.tokens) - sample.response_length :]
-    mask = sample.loss_mask or []
-    return str(TOKENIZER.decode([token for token, one in zip(response, mask, strict=True) if one]))
+def trained(sample: Sample) -> str:
+    return trained_text(sample.tokens[-sample.response_length :], sample.loss_mask)
 
 
 @BOTH_MODES
@@ -88,7 +85,7 @@ async def test_an_episode_becomes_samples_as_slime_wants_them(mode: str, engine:
         assert (sample.metadata["task_name"], sample.metadata["rollout_mode"]) == (TASKS[0], mode)
         assert (sample.metadata["row"], sample.metadata["dummy_reason"]) == (number, None)
         assert sample.non_generation_time > 0
-        placeholders = sample.tokens.count(TOKENIZER.convert_tokens_to_ids("<|image_pad|>"))
+        placeholders = sample.tokens.count(tokenizer.convert_tokens_to_ids("<|image_pad|>"))
         pictures = (sample.multimodal_inputs or {})["images"]
         assert len(pictures) == placeholders == (1 if mode == "history" else 4)
         assert pictures[0].size == (540, 1200)
@@ -98,7 +95,7 @@ async def test_both_modes_train_the_same_words_for_the_same_reward(engine: str) 
     args = args_for(engine)
     incremental = rows(await rollout.generate(args, slimes_sample(TASKS[1]), slimes_sampling()))
     history = rows(await rollout_history.generate(args, slimes_sample(TASKS[1]), slimes_sampling()))
-    assert "".join(map(trained_text, history)) == trained_text(incremental[0])
+    assert "".join(map(trained, history)) == trained(incremental[0])
     assert {sample.reward for sample in history} == {incremental[0].reward}
 
 

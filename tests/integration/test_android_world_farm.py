@@ -30,7 +30,8 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import Part, Script, engine_with, task_params
-from tests.integration.conftest import BufferProcess, process_table, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.processes import processes_with
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
 pytestmark = [
@@ -107,23 +108,9 @@ def buffer_on(sdk: SimulatedSdk, folder: Path) -> Iterator[BufferProcess]:
         yield buffer
     finally:
         buffer.stop()
-    wait_until(lambda: not left_over(folder), 60, "the end of everything that was started")
+    ours = {os.getpid()}
+    wait_until(lambda: processes_with(str(folder)).keys() <= ours, 60, "the end of everything that was started")
     assert not list((folder / "records").glob("[0-9]*"))
-
-
-def left_over(folder: Path) -> list[str]:
-    """Processes that were started for this farm and still live: by the folder in their command or environment."""
-    found = []
-    for pid, _, command in process_table():
-        if pid == os.getpid():
-            continue
-        try:
-            surroundings = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if str(folder) in command or str(folder).encode() in surroundings:
-            found.append(f"{pid} {command}")
-    return found
 
 
 def write_input(folder: Path) -> Path:

@@ -13,12 +13,10 @@ import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image as PillowImage
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.mock_trainer import flat_samples, trainer_args
 from slime.rollout.agent_rollout_samples import SampleConverter
@@ -34,9 +32,8 @@ from slime_plugins.rollout_buffer.trainer.vision import QwenVision
 from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies, turn_of
+from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode, use_local_phones
-
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
 TASK, PARAMS_IDX = "ContactsAddContact", 0
 IMAGE = "<|vision_start|>{}<|vision_end|>"

@@ -8,16 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -29,13 +26,13 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.written_items import WrittenItem, decode_written_item, encode_body
+from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode, use_local_phones
 from tests.recorded_phone import ADDRESS, UNIQUE
 from tests.support import start_external
 
 pytestmark = pytest.mark.large
 
-TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 AT_ONCE = 64
 SHORT, LONG = 10, 50
 BOTH_MODES = pytest.mark.parametrize("mode", ["incremental", "history"])
@@ -72,7 +69,7 @@ def _recorded_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def generator_on(engine: Engine, mode: str, turns: int) -> AsyncIterator[Generator]:
     options = {"android_world": {"rollout_mode": mode, "max_turns": turns, "max_context_len": 65_536}}
     generator = create_generator()
-    context = GeneratorContext(job_id="j", engine=engine, tokenizer=TOKENIZER, concurrency=AT_ONCE, options=options)
+    context = GeneratorContext(job_id="j", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE, options=options)
     try:
         await generator.start(context)
         yield generator

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +14,12 @@ import requests
 
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, answers, wait_until
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(240)
 
 StartBuffer = Callable[..., BufferProcess]
-
-
-def child(buffer: BufferProcess, word: str) -> int:
-    def find() -> int | None:
-        return next((pid for pid, command in buffer.children().items() if word in command), None)
-
-    found: int = wait_until(find, 60, f"a process of {word}")
-    return found
 
 
 def health(buffer: BufferProcess) -> tuple[int, dict[str, object]]:
@@ -40,16 +31,14 @@ def health(buffer: BufferProcess) -> tuple[int, dict[str, object]]:
 @pytest.mark.large
 @pytest.mark.slow
 def test_a_gateway_and_a_gunicorn_that_are_stopped_are_replaced_and_nothing_else_is(start_buffer: StartBuffer) -> None:
-    port = free_port()
-    buffer = start_buffer("--gateway-port", str(port), "--service-heartbeat-timeout-s", "4")
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the gateway")
-    gateway, server = child(buffer, "gateway.main"), child(buffer, "gunicorn")
+    buffer = start_buffer("--service-heartbeat-timeout-s", "4", gateway=True)
+    gateway, server = buffer.child("gateway.main"), buffer.child("gunicorn")
     os.kill(gateway, signal.SIGSTOP)
-    wait_until(lambda: child(buffer, "gateway.main") != gateway, 60, "another gateway")
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "its first answer")
-    assert child(buffer, "gunicorn") == server
+    wait_until(lambda: buffer.child("gateway.main") != gateway, 60, "another gateway")
+    wait_until(lambda: answers(f"{buffer.gateway_url}/health"), 60, "its first answer")
+    assert buffer.child("gunicorn") == server
     os.kill(server, signal.SIGSTOP)
-    wait_until(lambda: child(buffer, "gunicorn") != server, 60, "another gunicorn")
+    wait_until(lambda: buffer.child("gunicorn") != server, 60, "another gunicorn")
     wait_until(lambda: answers(f"{buffer.url}/health"), 60, "its first answer")
     log = (buffer.folder / "serve.log").read_text()
     assert "gateway: it has sent no heartbeat for 4 s" in log
@@ -87,8 +76,8 @@ def test_a_generator_file_that_hangs_is_named_meanwhile_and_serve_stops_at_once(
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
     port = free_port()
     command = [
-        sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port),
-        "--data-dir", str(tmp_path / "data"), "--generator-dir", str(tmp_path),
+        *ROLLOUT_BUFFER, "serve", "--port", str(port), "--data-dir", str(tmp_path / "data"),
+        "--generator-dir", str(tmp_path),
     ]  # fmt: skip
     process = ChildProcess("buffer", command, log_file=tmp_path / "hanging.log")
 

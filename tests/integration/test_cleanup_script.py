@@ -17,7 +17,8 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator import watchd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import CHECKOUT_MARK, DEVICE_MARK
-from tests.integration.conftest import is_alive, wait_until
+from tests.integration.conftest import wait_until
+from tests.processes import is_alive, start_of
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"
@@ -100,10 +101,6 @@ class Host:
                 if pipe is not None:
                     pipe.close()
             process.wait()
-
-
-def start_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 @pytest.fixture

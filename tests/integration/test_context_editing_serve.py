@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import sqlite3
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.documents import generate
 from rollout_buffer_lab.mock_trainer import MockTrainer, flat_samples, trainer_args
 from slime.rollout.agent_rollout import post_process_rewards, reset_jobs
-from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.demo_tokens import trained_text
 from tests.integration.conftest import BufferProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -83,16 +82,6 @@ def delivered(client: RolloutBufferClient, engine_port: int, folder: Path, **pay
             return items
 
 
-def trained_text(samples: Sequence[Sample]) -> str:
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)
-    text = ""
-    for sample in samples:
-        assert sample.loss_mask is not None
-        response = sample.tokens[len(sample.tokens) - sample.response_length :]
-        text += tokenizer.decode([token for token, mask in zip(response, sample.loss_mask, strict=True) if mask])
-    return text
-
-
 def test_a_trainer_gets_groups_whose_rows_train_each_turn_once(served: BufferProcess, stand_in_engine: int) -> None:
     buffer = served
     args = args_for(buffer, stand_in_engine, 12)
@@ -105,7 +94,8 @@ def test_a_trainer_gets_groups_whose_rows_train_each_turn_once(served: BufferPro
         for item in (buffer.client.trajectory(str(rows[0].prompt)) for rows in members)
     }
     for rows in members:
-        assert trained_text(rows) == said[str(rows[0].prompt)]
+        trained = [trained_text(row.tokens[-row.response_length :], row.loss_mask) for row in rows]
+        assert "".join(trained) == said[str(rows[0].prompt)]
         assert len({row.rollout_id for row in rows}) == 1
         assert {row.metadata["had_delete_operation"] for row in rows} == {len(rows) > 1}
     samples = [row for rows in members for row in rows]

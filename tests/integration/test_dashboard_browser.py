@@ -8,24 +8,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 import requests
-from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.http import ServerContext
-from tests.asgi_client import create_app
+from tests.asgi_client import create_app, serving_wsgi
+from tests.pictures import png
 from tests.support import written
 
 if TYPE_CHECKING:
@@ -42,20 +39,8 @@ CHROMIUM = os.environ.get("ROLLOUT_BUFFER_CHROMIUM") or next(
 SIZES = [(360, 800), (390, 844), (1440, 900), (1920, 1080)]
 
 
-def picture(shade: int) -> bytes:
-    """A PNG of 90 by 200 in one grey."""
-    rows = b"".join(b"\0" + bytes([shade]) * 90 for _ in range(200))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-
-    header = (90).to_bytes(4, "big") + (200).to_bytes(4, "big") + b"\x08\x00\x00\x00\x00"
-    packed = zlib.compress(rows)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
-
-
 def shot(shade: int) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": wire.encode_data_uri(picture(shade))}}
+    return {"type": "image_url", "image_url": {"url": wire.encode_data_uri(png((90, 200), shade, "L"))}}
 
 
 def reply(**arguments: Any) -> dict[str, Any]:
@@ -92,14 +77,9 @@ def episode(uid: str, instance_id: str, reward: float) -> dict[str, Any]:
 
 
 class Site:
-    def __init__(self, folder: Path) -> None:
-        (folder / "token").write_text(TOKEN)
-        app = create_app(ServeSettings(data_dir=folder / "data", token_file=folder / "token"))
-        self.context: ServerContext = app.extensions["rollout_buffer"]
+    def __init__(self, url: str, context: ServerContext) -> None:
+        self.url, self.context = url, context
         self.beat()
-        self.server = make_server("127.0.0.1", 0, app, threaded=True)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def beat(self) -> None:
         self.context.buffer.beat(
@@ -117,7 +97,17 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    found = Site(tmp_path_factory.mktemp("site"))
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "token").write_text(TOKEN)
+    app = create_app(ServeSettings(data_dir=folder / "data", token_file=folder / "token"))
+    with serving_wsgi(app) as url:
+        found = Site(url, app.extensions["rollout_buffer"])
+        fill(found)
+        yield found
+    found.context.buffer.store.close()
+
+
+def fill(found: Site) -> None:
     names = ["equal", "good", EVIL, *(f"later-{at}" for at in range(60))]
     start = {"task_type": "external", "job_id": JOB, "num_repeat_per_sample": 2, "group_timeout_seconds": 1e6}
     instances = [{"instance_id": name} for name in names]
@@ -126,9 +116,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         found.write(f"e{slot}", "equal", 0.5)
         found.write(f"g{slot}", "good", 0.2 + slot / 2)
     found.write(f"x/{EVIL}", EVIL, -0.4)
-    yield found
-    found.server.shutdown()
-    found.context.buffer.store.close()
 
 
 @pytest.fixture(scope="module")

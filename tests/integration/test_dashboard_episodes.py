@@ -15,8 +15,7 @@ import requests
 
 from rollout_buffer_lab.documents import generate
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
 from tests.integration.test_dashboard_browser import Visit, browser, current
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -25,13 +24,11 @@ __all__ = ["browser"]  # a fixture
 
 
 @pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BufferProcess, str]]:
-    """A buffer and the URL of its gateway."""
-    port = free_port()
-    buffer = BufferProcess(tmp_path_factory.mktemp("episodes"), "--gateway-port", str(port))
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), what="start of the gateway")
-    yield buffer, f"http://127.0.0.1:{port}"
-    buffer.stop()
+def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
+    """A buffer with a gateway."""
+    found = BufferProcess(tmp_path_factory.mktemp("episodes"), gateway=True)
+    yield found
+    found.stop()
 
 
 @pytest.fixture
@@ -69,9 +66,8 @@ def played(buffer: BufferProcess, engine_port: int, **payload: Any) -> str:
 
 
 def test_an_edited_context_says_what_was_deleted_and_when(
-    serving: tuple[BufferProcess, str], stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
+    buffer: BufferProcess, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
 ) -> None:
-    buffer, _ = serving
     lines = [json.dumps(line) for line in generate(2, (6000, 9000))]
     (buffer.folder / "documents.jsonl").write_text("\n".join(lines))
     statelm = {"task_type": "statelm", "statelm": {"train_before_deletion": True}, "num_repeat_per_sample": 4}
@@ -93,18 +89,19 @@ def test_an_edited_context_says_what_was_deleted_and_when(
 
 
 def test_a_session_of_the_gateway_says_so_and_how_many_branches_it_had(
-    serving: tuple[BufferProcess, str], stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
+    buffer: BufferProcess, stand_in_engine: int, show: Callable[[BufferProcess, str], Visit]
 ) -> None:
-    buffer, gateway = serving
     start = {"task_type": "external", "job_id": "agents", "num_repeat_per_sample": 1, "max_tokens": 100}
     engine = {"remote_engine_url": f"http://127.0.0.1:{stand_in_engine}", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
     buffer.client.start_rollout({**start, **engine, "instances": [{"instance_id": "sum"}]})
-    session = requests.post(f"{gateway}/sessions", json={"job_id": "agents"}, timeout=30).json()
+    session = requests.post(f"{buffer.gateway_url}/sessions", json={"job_id": "agents"}, timeout=30).json()
     for question in ("What is 1 + 1?", "What is 2 + 2?"):
         messages = [{"role": "system", "content": "Add."}, {"role": "user", "content": question}]
         turn = {"model": "policy", "messages": messages}
         assert requests.post(f"{session['base_url']}/chat/completions", json=turn, timeout=30).ok
-    closed = requests.post(f"{gateway}/sessions/{session['session_id']}/close", json={"reward": 1}, timeout=30)
+    closed = requests.post(
+        f"{buffer.gateway_url}/sessions/{session['session_id']}/close", json={"reward": 1}, timeout=30
+    )
     assert closed.ok
     here = show(buffer, "agents")
     here.page.get_by_text("in 2 turns and 2 branches, each a training row").wait_for()

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.cli.doctor import Examination, examine
 from slime_plugins.rollout_buffer.cli.node_checks import examine_nodes
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import MANAGER_NAME, NAMESPACE, RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, WorkerResources
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
@@ -33,12 +31,13 @@ from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
+from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode
-from tests.integration.conftest import descendants, is_alive, wait_until
+from tests.integration.conftest import wait_until
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
+from tests.processes import descendants, is_alive
 
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,8 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.adb_phone import HELD_TASKS
 from tests.android_world_expert import say
 from tests.android_world_script import engine_with
-from tests.integration.conftest import BufferProcess, process_table, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.processes import processes_with
 from tests.unit.generator.android_world.test_avd_clones import write_overlay
 
 ADB = shutil.which("adb")
@@ -119,16 +120,8 @@ def tap_once(conversation: Conversation, *, skill: float, rng: SessionRng) -> st
 
 
 def of_this_farm(folder: Path) -> dict[int, str]:
-    """Processes that were started for it and still live: by the folder in their command or environment."""
-    found = {}
-    for pid, _, command in process_table():
-        try:
-            surroundings = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        if pid != os.getpid() and str(folder) in command + surroundings:
-            found[pid] = command
-    return found
+    """Processes that were started for it and still live."""
+    return {pid: command for pid, command in processes_with(str(folder)).items() if pid != os.getpid()}
 
 
 def copies(folder: Path) -> set[int]:

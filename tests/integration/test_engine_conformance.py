@@ -6,11 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
@@ -18,17 +16,12 @@ from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.testing.engine_conformance import EngineContract
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import SamplingParams
-from tests.engine_contracts import HttpClientContract, SglangServerContract, VisionContract, picture
+from tests.demo_tokens import chat_ids, tokenizer
+from tests.engine_contracts import HttpClientContract, SglangServerContract, VisionContract
+from tests.pictures import picture
 
-TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=30.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
-
-
-def chat_ids(content: str) -> list[int]:
-    text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
-    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
-    return ids
 
 
 class Overheard:
@@ -52,7 +45,7 @@ class TestFakeEngine(EngineContract):
 
     @pytest.fixture
     def engine(self) -> Engine:
-        return Overheard(FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=TOKENIZER))
+        return Overheard(FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=tokenizer))
 
 
 class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
@@ -86,7 +79,7 @@ class TestOpenAiEngineBehindAProxy(HttpClientContract):
     own_reply = b'{"choices": [{"message": {"content": "seven"}, "finish_reason": "stop"}]}'
 
     def connect(self, base_url: str, settings: EngineSettings) -> OpenAiEngine:
-        return OpenAiEngine(base_url, settings, model="m", tokenizer=TOKENIZER)
+        return OpenAiEngine(base_url, settings, model="m", tokenizer=tokenizer)
 
     def turn(self, max_new_tokens: int = 20) -> GenerateRequest:
         sampling = SamplingParams(max_new_tokens=max_new_tokens)

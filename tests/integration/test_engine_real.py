@@ -17,8 +17,9 @@ from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.types import SamplingParams
-from tests.engine_contracts import SglangServerContract, VisionContract, picture
+from tests.engine_contracts import SglangServerContract, VisionContract
 from tests.integration.conftest import server_at
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
 

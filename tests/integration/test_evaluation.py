@@ -24,12 +24,12 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
+from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, scripted_engine, wait_until
+from tests.processes import children_of, process_table
 
 pytestmark = pytest.mark.timeout(240)
 
-COMMAND = [sys.executable, "-m", "slime_plugins.rollout_buffer", "eval"]
 MOODY = '''
 """A generator of tests: one task breaks until it is mended, one on its first try; the others earn the slot's parity."""
 
@@ -68,7 +68,7 @@ def create_generator():
 
 
 def evaluation(engine: str, output: Path, *arguments: str) -> list[str]:
-    return [*COMMAND, "--engine-url", engine, "--output", str(output), *arguments]
+    return [*ROLLOUT_BUFFER, "eval", "--engine-url", engine, "--output", str(output), *arguments]
 
 
 def run(command: list[str], expected: int = 0) -> tuple[dict[str, Any], str]:
@@ -99,19 +99,19 @@ def played_in(output: Path) -> dict[tuple[str, int], str]:
 
 @pytest.fixture
 def slow_engine(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port)]
-    process = ChildProcess("engine", [*command, "--latency-s", "0.4"], log_file=tmp_path / "engine.log")
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{url}/health"), 60, "start of the engine")
-    yield url
-    process.stop(10)
+    with scripted_engine(tmp_path, "--latency-s", "0.4") as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def skilled_engine(tmp_path: Path) -> Iterator[str]:
+    with scripted_engine(tmp_path, "--skill", "1") as port:
+        yield f"http://127.0.0.1:{port}/v1"
 
 
 def kill(process: ChildProcess, *, with_children: bool) -> None:
     """SIGKILL: to the command alone, or to the buffer that it started as well."""
-    children = [pid for pid, parent, _ in process_table() if parent == process.pid]
-    for pid in [process.pid, *(children if with_children else [])]:
+    for pid in [process.pid, *(children_of(process.pid) if with_children else [])]:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: process.exit_code() is not None, what="its death")
 
@@ -214,12 +214,8 @@ def test_what_breaks_is_tried_again_and_never_the_policys_failure(stand_in_engin
 
 @pytest.mark.large
 @pytest.mark.slow
-def test_an_openai_compatible_server_plays_phones_and_edited_contexts(tmp_path: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "engine", "--port", str(port), "--skill", "1"]
-    engine = ChildProcess("engine", command, log_file=tmp_path / "engine.log")
-    url = f"http://127.0.0.1:{port}/v1"
-    wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"), 60, "start of the engine")
+def test_an_openai_compatible_server_plays_phones_and_edited_contexts(skilled_engine: str, tmp_path: Path) -> None:
+    url = skilled_engine
     settings = ["--api", "openai", "--android", "num_workers=2", "--android", "device_pool=local"]
     demo_tasks = Path("slime_plugins/rollout_buffer/assets/demo_android_world.jsonl").resolve()
     report, _ = run(evaluation(url, tmp_path / "phones", *settings, "--tasks", f"{demo_tasks}@[0:3]"))
@@ -231,7 +227,6 @@ def test_an_openai_compatible_server_plays_phones_and_edited_contexts(tmp_path: 
     subprocess.run([*make, "--output", str(documents), "--lines", "2", "--max_tokens", "6000"], check=True, timeout=60)
     arguments = ["--task-type", "statelm", "--tasks", str(documents), "--option", 'statelm={"max_model_length": 16384}']
     report, _ = run(evaluation(url, tmp_path / "documents", "--api", "openai", *arguments))
-    engine.stop(10)
     assert report["slots"]["played"] == 2
     assert report["success"]["value"] == 1.0, report
     store = Store(tmp_path / "documents" / "buffer")

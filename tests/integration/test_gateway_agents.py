@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
@@ -85,9 +84,7 @@ async def test_a_framework_with_its_defaults_is_one_row(
         await play(program, opened, tmp_path)
         closed = await gateway.close(opened, reward=1.0)
         assert (closed.body["turns"], closed.body["branches"]) == (len(script), 1)
-        (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == "".join(f"{text}<|im_end|>" for text in script)
+        assert gateway.trained(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
 
 
 async def play(program: str, opened: dict[str, Any], home: Path) -> None:
@@ -130,6 +127,4 @@ async def test_the_frameworks_tool_loop_is_one_row(tmp_path: Path, streamed: boo
         sent = [str(tokenizer.decode(request.input_ids)) for request in engine.requests]
         assert '"name": "add"' in sent[0]
         assert f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response>" in sent[1]
-        (row,) = pack_training_rows(gateway.generations(job, closed["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == f"{CALL}<|im_end|>The answer is 5.<|im_end|>"
+        assert gateway.trained(job, closed["session_id"]) == f"{CALL}<|im_end|>The answer is 5.<|im_end|>"

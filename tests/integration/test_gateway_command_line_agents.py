@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.command_line_agents import CLAUDE, CODEX, PROGRAMS, mend
@@ -42,9 +41,7 @@ async def test_an_agent_mends_a_repository_in_one_row(tmp_path: Path, program: s
         await mended(program, tmp_path / "home", opened)
         closed = await gateway.close(opened, reward=1.0)
         assert (closed.body["turns"], closed.body["branches"]) == (3, 1)
-        (row,) = pack_training_rows(gateway.generations(job, opened["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == "".join(f"{text}<|im_end|>" for text in script)
+        assert gateway.trained(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
 
 
 async def test_eight_rollouts_of_an_agent_that_rewrites_its_history_are_eight_rows(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,8 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, running, wait_until
+from tests.processes import children_of
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -60,26 +60,11 @@ def play(opened: dict[str, Any], turns: int = 2) -> None:
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
 
 
-@pytest.fixture(scope="module")
-def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BufferProcess, str]]:
-    port = free_port()
-    buffer = BufferProcess(tmp_path_factory.mktemp("gateway"), "--gateway-port", str(port))
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{url}/health"), what="start of the gateway")
-    yield buffer, url
-    buffer.stop()
-
-
-def gateway_pid(buffer: BufferProcess) -> int:
-    found: int = wait_until(
-        lambda: next((pid for pid, command in buffer.children().items() if "gateway.main" in command), None),
-        what="a gateway",
-    )
-    return found
-
-
-def test_sessions_become_groups_that_a_trainer_polls(serving: tuple[BufferProcess, str], stand_in_engine: int) -> None:
-    buffer, gateway = serving
+def test_sessions_become_groups_that_a_trainer_polls(
+    start_buffer: Callable[..., BufferProcess], stand_in_engine: int
+) -> None:
+    buffer = start_buffer(gateway=True)
+    gateway = buffer.gateway_url
     job_id = start_job(buffer, stand_in_engine, n=2, count=2)
     for at in range(4):
         opened = open_session(gateway, job_id)
@@ -177,9 +162,8 @@ def wait_for_turns(engine: CountingEngine) -> None:
 def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sampled_again(
     start_buffer: Callable[..., BufferProcess], counting_engine: CountingEngine
 ) -> None:
-    port = free_port()
-    buffer = start_buffer("--gateway-port", str(port), "--gateway-workers", "2", held_port=port)
-    gateway = f"http://127.0.0.1:{port}"
+    buffer = start_buffer("--gateway-workers", "2", gateway=True, held=True)
+    gateway = buffer.gateway_url
     job_id = start_job(buffer, counting_engine.server_port, n=4)
     sessions = [open_session(gateway, job_id) for _ in range(4)]
     is_over = threading.Event()
@@ -188,7 +172,7 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
         try:
             wait_for_turns(counting_engine)
             for _ in range(2):
-                os.kill(gateway_pid(buffer), signal.SIGKILL)
+                os.kill(buffer.child("gateway.main"), signal.SIGKILL)
                 wait_for_turns(counting_engine)
             buffer.kill_supervisor()
             with ThreadPoolExecutor(1) as waiting:
@@ -216,8 +200,8 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
 
 
 def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(free_port())]
-    command += ["--data-dir", str(tmp_path / "other"), "--gateway-port", str(stand_in_engine)]
+    command = [*ROLLOUT_BUFFER, "serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "other")]
+    command += ["--gateway-port", str(stand_in_engine)]
     process = ChildProcess("serve", command, log_file=tmp_path / "taken.log")
     assert wait_until(lambda: process.exit_code() is not None and process.exit_code(), what="its end") == 2
     assert "--gateway-port" in process.log_tail()
@@ -225,15 +209,11 @@ def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Pa
 
 @pytest.fixture
 def alone(served: BufferProcess, tmp_path: Path) -> Iterator[tuple[BufferProcess, str, ChildProcess]]:
-    buffer = served
     port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "gateway", "--port", str(port)]
-    command += ["--data-dir", str(buffer.folder / "data"), "--idle-timeout-s", "3", "--workers", "2"]
-    process = ChildProcess("gateway", command, log_file=tmp_path / "gateway.log")
-    url = f"http://127.0.0.1:{port}"
-    wait_until(lambda: answers(f"{url}/health"), what=f"start of the gateway\n{process.log_tail(20)}")
-    yield buffer, url, process
-    process.stop(20)
+    command = [*ROLLOUT_BUFFER, "gateway", "--data-dir", str(served.folder / "data")]
+    command += ["--idle-timeout-s", "3", "--workers", "2"]
+    with running("gateway", port, command, tmp_path) as process:
+        yield served, f"http://127.0.0.1:{port}", process
 
 
 def test_a_gateway_alone_serves_the_same_data_and_expires_what_is_forgotten(
@@ -251,13 +231,12 @@ def test_a_gateway_alone_serves_the_same_data_and_expires_what_is_forgotten(
     assert [item.uid for item in buffer.client.get_rollout_data(job_id=job_id).items] == [opened["session_id"]]
     second = ChildProcess(
         "second",
-        [sys.executable, "-m", "slime_plugins.rollout_buffer", "gateway", "--port", str(free_port()),
-         "--data-dir", str(buffer.folder / "data")],
+        [*ROLLOUT_BUFFER, "gateway", "--port", str(free_port()), "--data-dir", str(buffer.folder / "data")],
         log_file=tmp_path / "second.log",
-    )  # fmt: skip
+    )
     assert wait_until(lambda: second.exit_code() is not None and second.exit_code(), what="its end") == 2
     assert "another gateway" in second.log_tail()
-    for pid in [pid for pid, parent, _ in process_table() if parent == process.pid]:
+    for pid in children_of(process.pid):
         os.kill(pid, signal.SIGKILL)
     assert requests.get(f"{gateway}/health", timeout=60).ok, "the connection waits for the next process"
     process.stop(20)

@@ -18,7 +18,8 @@ import pytest
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import DEVICE_MARK
-from tests.integration.conftest import BufferProcess, descendants, is_alive, process_table, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.processes import descendants, is_alive, process_table, processes_with
 from tests.watchdog_device import make_sdk, recorded
 
 DEVICE = "tests.watchdog_device:create_device"
@@ -50,16 +51,9 @@ def parent_of(pid: int) -> int:
     return next(parent for child, parent, _ in process_table() if child == pid)
 
 
-def marked() -> list[int]:
+def marked() -> dict[int, str]:
     """Every process that was started for an emulator of these tests."""
-    found = []
-    for pid, _, _ in process_table():
-        try:
-            if f"{DEVICE_MARK}=orphan_test_".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return [pid for pid in found if is_alive(pid)]
+    return processes_with(f"{DEVICE_MARK}=orphan_test_")
 
 
 # ---- below one owner -------------------------------------------------------------------------------------------------
@@ -129,12 +123,6 @@ def farm(records: Path, tmp_path: Path) -> Iterator[BufferProcess]:
     wait_until(lambda: not marked(), TIMEOUT_S, "the end of everything")
 
 
-def found(words: str, near: BufferProcess) -> int:
-    """The process below this buffer whose command line has these words."""
-    below = descendants(near.process.pid)
-    return next(pid for pid, _, command in process_table() if pid in below and words in command)
-
-
 @pytest.mark.large
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 @pytest.mark.slow
@@ -143,6 +131,8 @@ def found(words: str, near: BufferProcess) -> int:
 def test_no_emulator_outlives_the_killed_farm(farm: BufferProcess, records: Path, killed: str) -> None:
     emulators = recorded(records)
     names = {"raylet": "raylet/raylet", "local Ray": "supervisor.local_ray"}
-    victim = farm.process.pid if killed == "supervisor" else found(names[killed], farm)
+    below = descendants(farm.process.pid)
+    named = (pid for pid, command in below.items() if names[killed] in command)
+    victim = farm.process.pid if killed == "supervisor" else next(named)
     os.kill(victim, signal.SIGKILL)
     wait_until(all_gone(emulators), TIMEOUT_S, "the end of the emulators")

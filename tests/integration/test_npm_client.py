@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
@@ -49,6 +48,4 @@ async def test_two_turns_of_npms_client_are_one_row_with_what_was_sampled(tmp_pa
         closed = json.loads(said)
         assert (closed["first"], closed["second"]) == ("Four.", "Yes, four.")
         assert (closed["turns"], closed["branches"]) == (2, 1)
-        (row,) = pack_training_rows(gateway.generations(job, closed["session_id"]))
-        trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-        assert tokenizer.decode(trained) == "Four.<|im_end|>Yes, four.<|im_end|>"
+        assert gateway.trained(job, closed["session_id"]) == "Four.<|im_end|>Yes, four.<|im_end|>"

@@ -12,7 +12,8 @@ import pytest
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.wire import RolloutItem
-from tests.integration.conftest import BufferProcess, process_table, wait_until
+from tests.integration.conftest import BufferProcess, wait_until
+from tests.processes import is_alive, process_table
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -135,8 +136,4 @@ def test_slimes_own_base_generator_file_plays_here(
     forked = [pid for pid, _, command in process_table() if "runner.main" in command and f"{tmp_path}/data" in command]
     assert len(forked) > 5
     buffer.client.cancel(job_id)
-    wait_until(lambda: not still_there(forked), 30, "end of slime's processes")
-
-
-def still_there(pids: list[int]) -> set[int]:
-    return set(pids) & {pid for pid, _, _ in process_table()}
+    wait_until(lambda: not any(map(is_alive, forked)), 30, "end of slime's processes")

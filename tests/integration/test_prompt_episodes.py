@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image as PillowImage
 
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.http import HttpEngine
@@ -30,7 +27,6 @@ from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, 
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
@@ -46,11 +42,12 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
+from tests.demo_tokens import ids_of, tokenizer
 from tests.episode_requests import phone_episode, use_local_phones
+from tests.pictures import picture
 from tests.prompt_faults import changing, retokenised
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
-TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorCreateNote", "SimpleCalendarNextEvent")
 ASKED = {"return_routed_experts": True, "custom_params": {"return_top_p_token_ids": True}}
 SETTINGS = ScriptedEngineSettings(port=0, skill=0.7, token_records=True)
@@ -63,7 +60,7 @@ def _local_phones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _spelled_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    letters = functools.cache(lambda letter: ids_of(letter))
+    letters = functools.cache(ids_of)
 
     def spelled(self: ScriptedBackend, text: str) -> list[int]:
         return [token for letter in text for token in letters(letter)]
@@ -71,15 +68,10 @@ def _spelled_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ScriptedBackend, "_encode", spelled)
 
 
-def ids_of(text: str) -> list[int]:
-    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
-    return ids
-
-
 class SizedVision(TableVision):
     """Counts an image's tokens as Qwen3-VL's processor does."""
 
-    placeholder_id = TOKENIZER.convert_tokens_to_ids("<|image_pad|>")
+    placeholder_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
     def prepare(self, picture: Any) -> ImageFeatures:
         width, height = picture.size
@@ -91,9 +83,9 @@ def episode(task: str, slot: int) -> EpisodeRequest:
 
 
 async def played(url: str, mode: str, slots: int) -> tuple[list[Trajectory], EngineFidelity | None]:
-    engine, generator = make_engine(url, tokenizer=TOKENIZER), create_generator()
+    engine, generator = make_engine(url, tokenizer=tokenizer), create_generator()
     options = {"android_world": {"rollout_mode": mode, "history_images": 2}}
-    context = GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=8, options=options)
+    context = GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=8, options=options)
     try:
         await engine.check_records(episode(TASKS[0], 0).sampling_params)
         await generator.start(context)
@@ -137,10 +129,8 @@ def said_by_user(turn: int) -> str:
 
 
 @functools.cache
-def picture(number: int) -> Image:
-    made = io.BytesIO()
-    PillowImage.new("RGB", (28 + 8 * number, 64), (number, 0, 0)).save(made, "PNG")
-    return Image(data=made.getvalue())
+def numbered(number: int) -> Image:
+    return picture(28 + 8 * number, 64, (number, 0, 0))
 
 
 async def talked(engine: HttpEngine, number: int, mode: str) -> Trajectory:
@@ -149,7 +139,7 @@ async def talked(engine: HttpEngine, number: int, mode: str) -> Trajectory:
     images: tuple[Image, ...] = ()
     turns: list[Generation] = []
     for turn in range(4):
-        images = (*images, picture(number % 20 + turn)) if turn % 2 else images
+        images = (*images, numbered(number % 20 + turn)) if turn % 2 else images
         text += said_by_user(turn)
         prompt = [*held, *ids_of(said_by_user(turn))] if mode == "incremental" else ids_of(text)
         request = replace(episode("talk", number), sampling_params=SamplingParams(max_new_tokens=40, extra=ASKED))
@@ -160,7 +150,7 @@ async def talked(engine: HttpEngine, number: int, mode: str) -> Trajectory:
         )
         turns.append(reply.as_generation(prompt, images=tuple(image.sha256 for image in images)))
         held = [*prompt, *reply.output_ids, *ids_of("\n")]
-        text += TOKENIZER.decode(reply.output_ids) + "\n"
+        text += tokenizer.decode(reply.output_ids) + "\n"
     return Trajectory(
         uid=request.uid,
         instance_id="talk",
@@ -175,7 +165,7 @@ async def talked(engine: HttpEngine, number: int, mode: str) -> Trajectory:
 
 async def test_no_false_alarm_over_two_hundred_clean_episodes() -> None:
     async with running(SETTINGS) as url:
-        engine = make_engine(url, tokenizer=TOKENIZER)
+        engine = make_engine(url, tokenizer=tokenizer)
         try:
             await engine.check_records(SamplingParams(max_new_tokens=1, extra=ASKED))
             trajectories = await asyncio.gather(
@@ -193,7 +183,7 @@ async def test_no_false_alarm_over_two_hundred_clean_episodes() -> None:
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
 async def test_an_engine_that_re_tokenises_earns_the_same_and_costs_no_trajectory(mode: str) -> None:
-    async with running(SETTINGS) as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
+    async with running(SETTINGS) as engine_url, changing(engine_url, retokenised(tokenizer)) as url:
         (kept, _), (changed, fidelity) = await played(engine_url, mode, 1), await played(url, mode, 1)
     assert fidelity is not None
     assert fidelity.images is PromptIntegrity.CHANGED

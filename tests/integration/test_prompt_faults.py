@@ -44,7 +44,6 @@ from slime_plugins.rollout_buffer.runner import played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
@@ -59,16 +58,17 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.demo_tokens import ids_of, tokenizer
+from tests.pictures import picture
 from tests.prompt_faults import Change, changing, retokenised, unchanged, without_ids
 from tests.support import plugin_of, start_played, trajectory
 from tests.unit.trainer.test_agent_rollout_multimodal import TableVision
 
-TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
-PROBE = prompt_probe(TOKENIZER, SIZE_RULES[ImageFamily.QWEN3_VL])
-SPLIT = [TOKENIZER.encode(letter, add_special_tokens=False)[0] for letter in "the"]
+PROBE = prompt_probe(tokenizer, SIZE_RULES[ImageFamily.QWEN3_VL])
+SPLIT = [ids_of(letter)[0] for letter in "the"]
 NO_MASKS = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
 MASKS = MaskSettings(tokenizer_path=str(DEMO_TOKENIZER_PATH), loss_mask_type="qwen", source=None)
-WORD = TOKENIZER.encode("the", add_special_tokens=False)
+WORD = ids_of("the")
 
 
 def with_ids(change: Callable[[list[int]], list[int]]) -> Change:
@@ -79,7 +79,7 @@ def with_ids(change: Callable[[list[int]], list[int]]) -> Change:
 
 
 def without_system_prompt(ids: list[int]) -> list[int]:
-    turns = [index for index, token in enumerate(ids) if token == TOKENIZER.convert_tokens_to_ids("<|im_start|>")]
+    turns = [index for index, token in enumerate(ids) if token == tokenizer.convert_tokens_to_ids("<|im_start|>")]
     return ids[turns[1] :] if len(turns) > 1 else ids
 
 
@@ -149,10 +149,10 @@ class BlindVision(TableVision):
 
 async def said_of_swapped_pictures() -> str:
     """What the trainer says of two siblings each of which names the other's picture, of the same size."""
-    shown = TOKENIZER.encode("<|vision_start|><|image_pad|><|vision_end|>", add_special_tokens=False)
-    pictures = [picture(), picture(128)]
+    shown = ids_of("<|vision_start|><|image_pad|><|vision_end|>")
+    pictures = [picture(128, 256, "black"), picture(128, 256, "maroon")]
     async with scripted() as url:
-        replies = [await sampled(make_engine(url, tokenizer=TOKENIZER), shown, images=(one,)) for one in pictures]
+        replies = [await sampled(make_engine(url, tokenizer=tokenizer), shown, images=(one,)) for one in pictures]
     assert replies[0].prompt_receipt.image_tokens == replies[1].prompt_receipt.image_tokens
     named = [
         reply.as_generation(shown, images=(one.sha256,)) for reply, one in zip(replies, pictures[::-1], strict=True)
@@ -170,12 +170,10 @@ async def said_of_swapped_pictures() -> str:
 
 async def said_of_lost_thinking() -> str:
     """What the trainer counts of a client that sent its history without what the policy thought."""
-    first = TOKENIZER.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)
-    thought = TOKENIZER.encode("<think>\nwell\n</think>\n\nhello<|im_end|>", add_special_tokens=False)
-    told = TOKENIZER.encode(
-        "hello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False
-    )
-    last = TOKENIZER.encode("bye<|im_end|>", add_special_tokens=False)
+    first = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    thought = ids_of("<think>\nwell\n</think>\n\nhello<|im_end|>")
+    told = ids_of("hello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n")
+    last = ids_of("bye<|im_end|>")
     turns = [
         Generation(first, thought, [-0.5] * len(thought)),
         Generation([*first, *told], last, [-0.5] * len(last)),
@@ -201,11 +199,11 @@ def wire_copy(generations: list[Generation]) -> tuple[Generation, ...]:
 
 FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
     "a re-tokenising engine": (
-        lambda: said_of_engine(retokenised(TOKENIZER)),
+        lambda: said_of_engine(retokenised(tokenizer)),
         "decodes prompts of text and tokenises them again",
     ),
     "an engine that re-tokenises prompts with images": (
-        lambda: said_of_engine(only_with_images(retokenised(TOKENIZER))),
+        lambda: said_of_engine(only_with_images(retokenised(tokenizer))),
         "decodes prompts with images and tokenises them again. slime's SGLang patch",
     ),
     "a dropped system prompt": (
@@ -217,9 +215,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
         "like a second begin token",
     ),
     "a template with one newline more": (
-        lambda: said_of_engine(
-            with_ids(lambda ids: [*ids[:4], *TOKENIZER.encode("\n", add_special_tokens=False), *ids[4:]])
-        ),
+        lambda: said_of_engine(with_ids(lambda ids: [*ids[:4], *ids_of("\n"), *ids[4:]])),
         "runs other ids than it is sent of prompts of text: from token 4",
     ),
     "another max_pixels": (
@@ -291,12 +287,12 @@ async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
 
 
 async def test_an_engine_that_changes_prompts_is_sent_none_where_exact_ones_are_required() -> None:
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
-        engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
+    async with scripted() as engine_url, changing(engine_url, retokenised(tokenizer)) as url:
+        engine = make_engine(url, tokenizer=tokenizer, requires_exact_prompts=True)
         with pytest.raises(EngineError, match="exact prompts are required, but the engine decodes prompts of text"):
             await sampled(engine, SPLIT)
     async with scripted() as url:
-        engine = make_engine(url, tokenizer=TOKENIZER, requires_exact_prompts=True)
+        engine = make_engine(url, tokenizer=tokenizer, requires_exact_prompts=True)
         assert (await sampled(engine, SPLIT)).prompt_receipt.check is PromptCheck.EQUAL
 
 
@@ -304,17 +300,17 @@ async def test_the_probe_is_built_at_the_first_turn(monkeypatch: pytest.MonkeyPa
     build = Mock(return_value=PROBE)
     monkeypatch.setattr(factory, "prompt_probe", build)
     async with scripted() as url:
-        engine = make_engine(url, tokenizer=TOKENIZER)
+        engine = make_engine(url, tokenizer=tokenizer)
         build.assert_not_called()
         await sampled(engine, SPLIT)
     build.assert_called_once()
 
 
 async def test_each_turn_has_the_prompt_that_was_run_with_images_as_without() -> None:
-    shown = [*SPLIT, *TOKENIZER.encode("<|vision_start|><|image_pad|><|vision_end|>", add_special_tokens=False)]
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
-        engine = make_engine(url, tokenizer=TOKENIZER)
-        reply = await sampled(engine, shown, images=(picture(),))
+    shown = [*SPLIT, *ids_of("<|vision_start|><|image_pad|><|vision_end|>")]
+    async with scripted() as engine_url, changing(engine_url, retokenised(tokenizer)) as url:
+        engine = make_engine(url, tokenizer=tokenizer)
+        reply = await sampled(engine, shown, images=(picture(128, 256),))
     assert reply.ran_prompt_ids == [*WORD, *shown[3:]]
     assert reply.prompt_receipt.image_tokens == (72,)
 
@@ -327,12 +323,6 @@ async def sampled(engine: HttpEngine, ids: list[int], images: tuple[Image, ...] 
         return await engine.generate(request)
     finally:
         await engine.close()
-
-
-def picture(red: int = 0) -> Image:
-    made = io.BytesIO()
-    PillowImage.new("RGB", (128, 256), (red, 0, 0)).save(made, "PNG")
-    return Image(data=made.getvalue())
 
 
 class TwoTurns:
@@ -395,7 +385,7 @@ async def test_a_job_says_what_its_engine_does_and_counts_what_it_costs(buffer: 
 
 
 async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are_safe(buffer: Buffer) -> None:
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER), without_ids) as url:
+    async with scripted() as engine_url, changing(engine_url, retokenised(tokenizer), without_ids) as url:
         job = await run(buffer, url, TwoTurns())
     prompts = describe_job(buffer.store, job)["measures"]["prompts"]
     assert (prompts["checked"], prompts["unknown"], prompts["untrained"]) == (0, 4, 2)
@@ -403,7 +393,7 @@ async def test_turns_of_a_silent_engine_are_trained_only_where_their_prompts_are
 
 async def test_a_job_that_requires_exact_prompts_plays_nothing_on_an_engine_that_changes_them(buffer: Buffer) -> None:
     generator = TwoTurns()
-    async with scripted() as engine_url, changing(engine_url, retokenised(TOKENIZER)) as url:
+    async with scripted() as engine_url, changing(engine_url, retokenised(tokenizer)) as url:
         job = await run(buffer, url, generator, exact_prompts="require")
     assert (job.state.value, generator.played) == ("failed", 0)
     assert "exact_prompts is require, and the engine decodes prompts of text and tokenises them again" in job.cause

@@ -19,7 +19,8 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
-from tests.integration.conftest import BufferProcess, answers, process_table, wait_until
+from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.processes import children_of
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(120)
@@ -69,15 +70,6 @@ def start_episodes(buffer: BufferProcess, count: int) -> str:
     return buffer.client.start_rollout(payload).job_id
 
 
-def server_pid(buffer: BufferProcess) -> int:
-    (found,) = (pid for pid, line in buffer.children().items() if "gunicorn" in line)
-    return found
-
-
-def children_of(parent: int) -> list[int]:
-    return [pid for pid, of, _ in process_table() if of == parent]
-
-
 @pytest.mark.slow
 def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_processes_frozen(
     start_buffer: StartBuffer,
@@ -86,11 +78,11 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
     job_id = start_external(buffer)
     start_episodes(buffer, 2000)
     runner = ProcessIdentity.of("runner", buffer.runner_pid())
-    server = ProcessIdentity.of("server", server_pid(buffer))
+    server = ProcessIdentity.of("server", buffer.child("gunicorn"))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     os.kill(runner.pid, signal.SIGSTOP)
-    os.kill(children_of(server.pid)[0], signal.SIGSTOP)
+    os.kill(next(iter(children_of(server.pid))), signal.SIGSTOP)
     buffer.kill_supervisor(awaits_orphans=False)
     began = time.monotonic()
     buffer.start()
@@ -102,7 +94,7 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
 def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartBuffer) -> None:
     buffer = start_buffer()
     job_id = start_external(buffer)
-    server = ProcessIdentity.of("server", server_pid(buffer))
+    server = ProcessIdentity.of("server", buffer.child("gunicorn"))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     began = time.monotonic()

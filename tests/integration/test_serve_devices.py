@@ -49,15 +49,6 @@ def start_job(buffer: BufferProcess, engine_port: int, job_id: str, lines: int, 
     buffer.client.start_rollout(payload)
 
 
-def runner_of(buffer: BufferProcess, job_key: int) -> int:
-    wanted = f"--job-key {job_key} "
-    found: int = wait_until(
-        lambda: next((pid for pid, command in buffer.children().items() if wanted in f"{command} "), None),
-        what="the runner",
-    )
-    return found
-
-
 def devices_of(buffer: BufferProcess, job_id: str) -> dict[str, Any]:
     return buffer.client.job(job_id).get("devices") or {}
 
@@ -87,7 +78,7 @@ def test_jobs_share_phones_outlive_a_killed_runner_and_show_their_devices(
     start_job(buffer, stand_in_engine, "second", 2)
     start_job(buffer, stand_in_engine, "evaluation", 2, evaluation=True)
 
-    os.kill(runner_of(buffer, 1), signal.SIGKILL)
+    os.kill(buffer.child("--job-key 1 "), signal.SIGKILL)
     wait_until(lambda: buffer.client.job("evaluation")["state"] == "finished", 240, "the evaluation's end")
     for job_id, slots in (("first", 16), ("second", 4), ("evaluation", 4)):
         wait_until(lambda job_id=job_id: buffer.client.job(job_id)["state"] == "finished", 400, f"end of {job_id}")  # type: ignore[misc]  # mypy cannot type a lambda with a default

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
-from werkzeug.serving import make_server
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
 from slime.rollout.agent_rollout import get_rollout_data, reset_jobs, start_rollout
@@ -26,7 +25,7 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.wire import decode_item
-from tests.asgi_client import create_app
+from tests.asgi_client import create_app, serving_wsgi
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTANCES = [f"task-{number}" for number in range(12)]
@@ -58,13 +57,8 @@ def url(tmp_path: Path) -> Iterator[str]:
     beat()
     supervisor = threading.Thread(target=beat_until_over, daemon=True)
     supervisor.start()
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_wsgi(app) as found:
+        yield found
     over.set()
     supervisor.join()
     app.extensions["rollout_buffer"].buffer.store.close()

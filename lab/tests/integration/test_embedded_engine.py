@@ -15,13 +15,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.types import SamplingParams
+from tests.demo_tokens import chat_ids, tokenizer
 from tests.engine_contracts import SglangServerContract, until
 
 torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torch")
@@ -36,18 +35,17 @@ from slime_plugins.rollout_buffer.errors import ConfigError  # noqa: E402 - belo
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 CONTEXT = 32768
-END: int = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
-PROMPT: list[int] = TOKENIZER.encode("<|im_start|>user\nSolve x + 5 = 12<|im_end|>\n<|im_start|>assistant\n")
+END: int = tokenizer.convert_tokens_to_ids("<|im_end|>")
+PROMPT = chat_ids("Solve x + 5 = 12")
 
 
 def policy(seed: int, hidden: int = 64) -> Any:
     """A random Qwen3 over the demo tokenizer's vocabulary."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=len(TOKENIZER),
+        vocab_size=len(tokenizer),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=2,
@@ -80,7 +78,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
     made = Policies(policy(1), policy(2), tmp_path_factory.mktemp("policies"))
     for model, path in zip((made.first, made.second, policy(3, hidden=96)), made.paths, strict=True):
         model.save_pretrained(path)
-        TOKENIZER.save_pretrained(path)
+        tokenizer.save_pretrained(path)
     return made
 
 
@@ -393,7 +391,7 @@ async def test_a_turn_stops_at_a_stop_token_and_at_a_stop_string(base_url: str) 
     stopped = await generate(base_url, max_new_tokens=12, temperature=0, stop_token_ids=[fifth])
     assert stopped["output_ids"] == free["output_ids"][: free["output_ids"].index(fifth) + 1]
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": fifth}
-    said = TOKENIZER.decode(free["output_ids"][2:4])
+    said = tokenizer.decode(free["output_ids"][2:4])
     by_text = await generate(base_url, max_new_tokens=12, temperature=0, stop=[said], no_stop_trim=True)
     assert by_text["meta_info"]["finish_reason"] == {"type": "stop", "matched": said}
     assert said in by_text["text"]
@@ -456,7 +454,7 @@ async def test_a_prompt_longer_than_one_pass_is_read_in_several(policies: Polici
 NO_IMAGE = base64.b64encode(b"nothing").decode()
 WRONG_BODIES: list[Any] = [
     {"text": ""},
-    *({"input_ids": [wrong]} for wrong in (1.5, True, -1, 10**30, len(TOKENIZER) + 10_000, None, [1, 2])),
+    *({"input_ids": [wrong]} for wrong in (1.5, True, -1, 10**30, len(tokenizer) + 10_000, None, [1, 2])),
     {"input_ids": [1], "image_data": [NO_IMAGE]},
     {"input_ids": [1] * (CONTEXT + 1)},
     *(
@@ -518,8 +516,8 @@ async def test_chat_completions_are_rendered_with_the_models_template(base_url: 
     status, reply = await post(base_url, "v1/chat/completions", body)
     choice = reply["choices"][0]
     assert (status, len(choice["response_token_ids"]), choice["finish_reason"]) == (200, 5, "length")
-    rendered = TOKENIZER.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert choice["prompt_token_ids"] == TOKENIZER.encode(rendered, add_special_tokens=False)
+    rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert choice["prompt_token_ids"] == tokenizer.encode(rendered, add_special_tokens=False)
 
 
 def test_a_model_that_does_not_look_at_all_tokens_is_refused(tmp_path: Path) -> None:
@@ -541,7 +539,7 @@ def test_a_model_with_weights_missing_is_refused(policies: Policies, tmp_path: P
     state = dict(policies.first.state_dict())
     del state["model.layers.1.mlp.up_proj.weight"], state["lm_head.weight"]
     policies.first.config.save_pretrained(tmp_path)
-    TOKENIZER.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
         load_language_model(EmbeddedEngineSettings(model_path=tmp_path))

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from PIL import Image as PillowImage
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
+from tests.demo_tokens import chat_ids, tokenizer
 from tests.engine_contracts import SglangServerContract, VisionContract
 
 torch: Any = pytest.importorskip("torch", reason="the embedded engine needs torch")
@@ -30,9 +29,8 @@ from rollout_buffer_lab.embedded_engine.settings import EmbeddedEngineSettings  
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
-PAD: int = TOKENIZER.convert_tokens_to_ids("<|image_pad|>")
+PAD: int = tokenizer.convert_tokens_to_ids("<|image_pad|>")
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -43,12 +41,6 @@ PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-
-
-def chat_ids(content: str) -> list[int]:
-    text = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
-    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
-    return ids
 
 
 def picture(width: int, height: int, red: int = 20) -> Image:
@@ -93,7 +85,7 @@ class Seeing:
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     torch.manual_seed(4)
     text = {
-        "vocab_size": len(TOKENIZER),
+        "vocab_size": len(tokenizer),
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 3,
@@ -101,7 +93,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
         "num_key_value_heads": 2,
         "head_dim": 16,
         "max_position_embeddings": 32768,
-        "eos_token_id": TOKENIZER.convert_tokens_to_ids("<|im_end|>"),
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
         "initializer_range": 0.2,
         "rope_parameters": {
             "rope_type": "default",
@@ -123,15 +115,15 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Seeing:
     }
     special = {
         "image_token_id": PAD,
-        "video_token_id": TOKENIZER.convert_tokens_to_ids("<|video_pad|>"),
-        "vision_start_token_id": TOKENIZER.convert_tokens_to_ids("<|vision_start|>"),
-        "vision_end_token_id": TOKENIZER.convert_tokens_to_ids("<|vision_end|>"),
+        "video_token_id": tokenizer.convert_tokens_to_ids("<|video_pad|>"),
+        "vision_start_token_id": tokenizer.convert_tokens_to_ids("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.convert_tokens_to_ids("<|vision_end|>"),
     }
     config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **special)
     folder = tmp_path_factory.mktemp("seeing")
     model = Qwen3VLForConditionalGeneration(config).eval()
     model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return Seeing(model, AutoImageProcessor.from_pretrained(folder), folder)
 

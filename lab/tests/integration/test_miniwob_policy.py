@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 import rollout_buffer_lab.cli.demo_run as demo
 from rollout_buffer_lab.scripted_engine.conversation import read_conversation
 from rollout_buffer_lab.scripted_engine.policy import reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
+from tests.demo_tokens import tokenizer
 from tests.miniwob_browsers import needs_a_browser
 
 pytestmark = [pytest.mark.large, needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TASKS = [json.loads(line) for line in demo.INPUT_FILES[demo.MINIWOB].read_text(encoding="utf-8").splitlines()]
 FEW = ("click-button", "enter-password", "click-tab-2-hard", "navigate-tree", "simple-algebra")
-
-tokenizer: Any = AutoTokenizer.from_pretrained(Path(DEMO_TOKENIZER_PATH), local_files_only=True)
 
 
 class Player:

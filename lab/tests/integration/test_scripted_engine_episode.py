@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.scripted_backend import ScriptedBackend
 from rollout_buffer_lab.scripted_engine.server import running
@@ -22,7 +21,6 @@ from rollout_buffer_lab.sglang_routes.records import GenerateCall, Sampled
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, TokenRecords
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineError
@@ -31,9 +29,9 @@ from slime_plugins.rollout_buffer.generator.base_generator import Generator, Gen
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Trajectory
+from tests.demo_tokens import tokenizer, trained_text
 from tests.episode_requests import phone_episode, use_local_phones
 
-TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 QUICK = EngineSettings(retry_timeout_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
 TASKS = ("SystemWifiTurnOn", "SimpleSmsSend", "MarkorCreateNote", "SimpleCalendarNextEvent")
 
@@ -46,7 +44,7 @@ def episode(task: str, slot: int) -> EpisodeRequest:
 async def generator_with(url: str, **options: Any) -> AsyncIterator[Generator]:
     engine, generator = SglangEngine(url, QUICK), create_generator()
     try:
-        context = GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4, options=options)
+        context = GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4, options=options)
         await generator.start(context)
         yield generator
     finally:
@@ -64,10 +62,9 @@ async def play_all(settings: ScriptedEngineSettings, slots: int = 1) -> Sequence
         return await asyncio.gather(*(generator.play(episode(task, slot)) for task in TASKS for slot in range(slots)))
 
 
-def trained_text(trajectory: Trajectory) -> str:
+def trained(trajectory: Trajectory) -> str:
     rows = pack_training_rows(trajectory.generations)
-    pairs = (zip(row.token_ids, row.loss_mask, strict=True) for row in rows)
-    return "".join(TOKENIZER.decode([token for token, mask in pair if mask]) for pair in pairs)
+    return "".join(trained_text(row.token_ids, row.loss_mask) for row in rows)
 
 
 def said(trajectory: Trajectory) -> str:
@@ -80,7 +77,7 @@ async def test_full_skill_solves_tasks_through_token_ids_and_screenshots() -> No
     played = await play_all(ScriptedEngineSettings(port=0, skill=1.0))
     assert [trajectory.extra_info["success"] for trajectory in played] == [1.0] * len(TASKS)
     for trajectory in played:
-        assert trained_text(trajectory) == said(trajectory)
+        assert trained(trajectory) == said(trajectory)
         assert {generation.weight_version for generation in trajectory.generations} == {"default"}
 
 
@@ -140,7 +137,7 @@ async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_a
     assert was_cut == (mode == "abort")
     for trajectory in played:
         assert trajectory.extra_info["success"] == 1.0
-        assert trained_text(trajectory) == said(trajectory)
+        assert trained(trajectory) == said(trajectory)
         for generation in trajectory.generations:
             spans = generation.weight_version_spans
             assert [span.weight_version for span in spans for _ in range(span.end - span.start)] == versions_as_sampled(
@@ -156,7 +153,7 @@ async def test_an_engine_that_does_not_come_back_from_an_update_is_a_failure_and
     impatient = replace(QUICK, retry_timeout_s=0.2, deadline_s=3.0)
     async with running(settings) as url, aiohttp.ClientSession() as session:
         engine, generator = SglangEngine(url, impatient), create_generator()
-        await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=4))
+        await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
         playing = asyncio.create_task(generator.play(episode(TASKS[0], 0)))
         await asyncio.sleep(1.0)
         async with session.post(f"{url}/pause_generation", data=json.dumps({"mode": "abort"})) as response:

@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.learning.task_file import find_task
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError
+from tests.demo_tokens import tokenizer
 
-TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 BARE = "TASK_TYPE = 'bare'\ndef create_generator(): ...\n"
 
 
 def test_a_scripted_player_plays_the_generator_itself() -> None:
     task = find_task("next_digit", None)
 
-    items = task.warm_up(TOKENIZER, random.Random(0), 60).items
+    items = task.warm_up(tokenizer, random.Random(0), 60).items
 
     assert len(items) == 60
     assert all(len(item.generations) == 3 for item in items)

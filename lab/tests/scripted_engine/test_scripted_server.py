@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gzip
-import io
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from typing import Any
 import aiohttp
 import orjson
 import pytest
-from PIL import Image as PillowImage
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.generation import Generation, Pace
 from rollout_buffer_lab.scripted_engine.scripted_backend import image_token_count
@@ -24,24 +20,18 @@ from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.sglang_routes.records import Sampled
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, read_sampling_params
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.wire import encode_data_uri
+from tests.demo_tokens import ids_of
+from tests.pictures import png
 
-TOKENIZER = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 PAD = "<|vision_start|><|image_pad|><|vision_end|>"
 QUESTION = "<|im_start|>user\nWhat is 17 * 23?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def encoded(text: str) -> list[int]:
-    ids: list[int] = TOKENIZER.encode(text, add_special_tokens=False)
-    return ids
-
-
-def data_uri(width: int = 64, height: int = 128) -> str:
-    file = io.BytesIO()
-    PillowImage.new("RGB", (width, height), (200, 30, 30)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+def data_uri() -> str:
+    return encode_data_uri(png((64, 128), (200, 30, 30)))
 
 
 @dataclass
@@ -99,7 +89,7 @@ async def slow_client() -> AsyncIterator[Client]:
 class TestGenerate:
     async def test_text_and_ids_are_the_same_question(self, client: Client) -> None:
         by_text = await client.generate()
-        by_ids = await client.generate(input_ids=encoded(QUESTION))
+        by_ids = await client.generate(input_ids=ids_of(QUESTION))
         assert by_text["output_ids"] == by_ids["output_ids"]
         assert by_text["text"].endswith("\\boxed{391}.")
 
@@ -114,7 +104,7 @@ class TestGenerate:
         """What a client does after an abort: the partial reply is part of the prompt."""
         whole = (await client.generate())["output_ids"]
         for cut in (1, 7, len(whole) - 1):
-            rest = await client.generate(input_ids=[*encoded(QUESTION), *whole[:cut]])
+            rest = await client.generate(input_ids=[*ids_of(QUESTION), *whole[:cut]])
             assert rest["output_ids"] == whole[cut:]
 
     async def test_stop_strings_and_stop_tokens_end_it(self, client: Client) -> None:
@@ -136,7 +126,7 @@ class TestGenerate:
         assert len(sampled) > 1
 
     async def test_the_expanded_prompt_is_returned_on_request(self, client: Client) -> None:
-        ids = encoded(f"<|im_start|>user\n{PAD}<|im_end|>\n<|im_start|>assistant\n")
+        ids = ids_of(f"<|im_start|>user\n{PAD}<|im_end|>\n<|im_start|>assistant\n")
         reply = await client.generate(input_ids=ids, image_data=[data_uri()], return_prompt_token_ids=True)
         assert reply["meta_info"]["prompt_tokens"] == len(reply["prompt_token_ids"]) == len(ids) + 71
         assert reply["meta_info"]["image_tokens"] == 72
@@ -289,7 +279,7 @@ class TestChat:
         assert status == 200
         assert reply["choices"][0]["message"]["content"] == by_ids["text"]
         assert reply["choices"][0]["finish_reason"] == "stop"
-        assert reply["usage"]["prompt_tokens"] == len(encoded(QUESTION))
+        assert reply["usage"]["prompt_tokens"] == len(ids_of(QUESTION))
         assert reply["usage"]["completion_tokens"] == len(by_ids["output_ids"])
         assert "prompt_token_ids" not in reply["choices"][0]
 
@@ -297,13 +287,13 @@ class TestChat:
         body = {"messages": [{"role": "user", "content": "Hello"}], "return_token_ids": True, "logprobs": True}
         _, reply = await client.post("v1/chat/completions", body)
         choice = reply["choices"][0]
-        assert choice["prompt_token_ids"] == encoded("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+        assert choice["prompt_token_ids"] == ids_of("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
         assert len(choice["logprobs"]["content"]) == len(choice["response_token_ids"])
 
     async def test_images_in_messages_are_seen(self, client: Client) -> None:
         content = [{"type": "text", "text": "Look: "}, {"type": "image_url", "image_url": {"url": data_uri()}}]
         _, reply = await client.post("v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
-        bare = encoded(f"<|im_start|>user\nLook: {PAD}<|im_end|>\n<|im_start|>assistant\n")
+        bare = ids_of(f"<|im_start|>user\nLook: {PAD}<|im_end|>\n<|im_start|>assistant\n")
         assert reply["usage"]["prompt_tokens"] == len(bare) + 71
 
     async def test_a_final_assistant_message_is_continued(self, client: Client) -> None:
@@ -342,9 +332,7 @@ class TestParts:
         ],
     )
     def test_images_are_counted_as_qwen3_vl_counts_them(self, size: tuple[int, int], tokens: int) -> None:
-        file = io.BytesIO()
-        PillowImage.new("1", size).save(file, "PNG")
-        assert image_token_count(file.getvalue()) == tokens
+        assert image_token_count(png(size, 0, "1")) == tokens
 
     def test_tokens_appear_with_time_and_stand_still_while_frozen(self) -> None:
         now = [100.0]

@@ -20,7 +20,6 @@ import pytest
 from flask import Flask, request
 from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
-from werkzeug.serving import make_server
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
@@ -43,6 +42,7 @@ from slime_plugins.rollout_buffer.types import (
     StopReason,
     Trajectory,
 )
+from tests.asgi_client import serving_wsgi
 from tests.support import plugin_of, poll, start_external, start_played, trajectory, write, written
 from tests.wandb_runs import logged_in, offline_run
 
@@ -288,13 +288,8 @@ def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
                 asyncio.run(play(buffer, job)) if task_type == "scripted" else fill(buffer, job)
 
     app.before_request(fill_first)
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_wsgi(app) as url:
+        yield url
 
 
 def test_what_nobody_measured_is_left_out(client: FlaskClient) -> None:
