@@ -364,7 +364,7 @@ def test_the_index_finds_what_a_comparison_with_every_path_finds(moves: Any, see
             for key in (digest([]), digest(TOOLS)):
                 found = []
                 for few in (-1, len(client.sent)):
-                    with patch.object(turns, "FEW", few):
+                    with patch.object(turns, "MAX_COMPARED_TURNS", few):
                         found.append(client.recording.find(key, sent))
                 assert found[0] == found[1]
 

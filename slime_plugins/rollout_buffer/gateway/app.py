@@ -276,16 +276,16 @@ async def _count_tokens(request: web.Request) -> web.Response:
 async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
     """Answers with server-sent events, which go out as the turn is sampled; its last ones once it is stored."""
     response, events = _EventStream(request), asked.dialect.events(asked.given)
-    come: asyncio.Queue[bytes] = asyncio.Queue()
+    events_to_send: asyncio.Queue[bytes] = asyncio.Queue()
 
     def tell(one: ChatReply | Piece) -> None:
-        come.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
+        events_to_send.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
 
     task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, tell))
-    task.add_done_callback(lambda _: come.put_nowait(b""))
+    task.add_done_callback(lambda _: events_to_send.put_nowait(b""))
     try:
-        while not (task.done() and come.empty()):
-            await response.send(await _next_events(come))
+        while not (task.done() and events_to_send.empty()):
+            await response.send(await _next_events(events_to_send))
         answer = task.result()
     except RolloutBufferError as error:
         if not response.begun:
@@ -302,15 +302,15 @@ async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
         return await response.end()
 
 
-async def _next_events(come: asyncio.Queue[bytes]) -> bytes:
-    """Returns all that has come, or after a while without any a keep-alive comment."""
+async def _next_events(events_to_send: asyncio.Queue[bytes]) -> bytes:
+    """Returns all events that wait, or after a while without any a keep-alive comment."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
-            found = [await come.get()]
+            found = [await events_to_send.get()]
     except TimeoutError:
         return b": the turn is being sampled\n\n"
-    while not come.empty():
-        found.append(come.get_nowait())
+    while not events_to_send.empty():
+        found.append(events_to_send.get_nowait())
     return b"".join(found)
 
 

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.types import Generation, Outcome, StopReason, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoreAsked:
+class ScoringRequest:
     """The address and body of a scoring callback."""
 
     url: str
@@ -23,7 +23,7 @@ class ScoreAsked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class Rewards:
     """The rewards of a session, from its close request or a scoring callback; not yet checked against its turns."""
 
     reward: float
@@ -37,7 +37,7 @@ def shown_images(session: Session) -> list[str]:
     return [*dict.fromkeys((*image_hashes_of(session.view.messages), *sorted(session.recording.images())))]
 
 
-def trajectory_of(session: Session, body: CloseBody, verdict: Verdict, *, closed_at: float) -> Trajectory:
+def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed_at: float) -> Trajectory:
     """Returns the trajectory of a session whose turns and images are loaded.
 
     Raises:
@@ -48,12 +48,12 @@ def trajectory_of(session: Session, body: CloseBody, verdict: Verdict, *, closed
     cut = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
     recording, generations = session.recording, session.recording.generations()
     about = {**recording.describe(), "tools": list(session.view.tools)}
-    turn_rewards, token_rewards = _rewards_of_turns(session, generations, verdict, by=body.scoring_url)
+    turn_rewards, token_rewards = _rewards_of_turns(session, generations, rewards, by=body.scoring_url)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,
         messages=list(session.view.messages),
-        reward=verdict.reward,
+        reward=rewards.reward,
         raw_reward=body.raw_reward,
         turn_rewards=turn_rewards,
         token_rewards=token_rewards,
@@ -61,13 +61,13 @@ def trajectory_of(session: Session, body: CloseBody, verdict: Verdict, *, closed
         stop_reason=body.stop_reason or cut or StopReason.STOP,
         generations=generations,
         images=[session.images[sha256] for sha256 in shown_images(session)],
-        extra_info={**body.extra_info, **verdict.extra_info, "gateway": about},
+        extra_info={**body.extra_info, **rewards.extra_info, "gateway": about},
         timings_s={"generate": recording.engine_s(), "session": closed_at - session.claim.claimed_at},
     )
 
 
 def _rewards_of_turns(
-    session: Session, generations: Sequence[Generation], verdict: Verdict, *, by: str | None
+    session: Session, generations: Sequence[Generation], rewards: Rewards, *, by: str | None
 ) -> wire.TurnRewards:
     """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch after
     branch."""
@@ -77,12 +77,12 @@ def _rewards_of_turns(
     def in_order_of_generations(named: list[Any] | None) -> list[Any] | None:
         return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
 
-    rewards = {
-        "turn_rewards": in_order_of_generations(verdict.turn_rewards),
-        "token_rewards": in_order_of_generations(verdict.token_rewards),
+    ordered = {
+        "turn_rewards": in_order_of_generations(rewards.turn_rewards),
+        "token_rewards": in_order_of_generations(rewards.token_rewards),
     }
     try:
-        return wire.checked_turn_rewards(rewards, session.view.messages, generations)
+        return wire.checked_turn_rewards(ordered, session.view.messages, generations)
     except InvalidPayloadError as error:
         if by is None:
             raise

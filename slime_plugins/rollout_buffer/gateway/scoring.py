@@ -9,7 +9,7 @@ import aiohttp
 import orjson
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, UnavailableError, network_reason
-from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict
+from slime_plugins.rollout_buffer.gateway.closing import Rewards, ScoringRequest
 from slime_plugins.rollout_buffer.remote_rollout.callback_hosts import DEFAULT_PORTS, CallbackHosts
 from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, is_deeper_than
@@ -25,7 +25,7 @@ class Scorer:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def score(self, asked: ScoreAsked) -> Verdict:
+    async def score(self, asked: ScoringRequest) -> Rewards:
         """Returns the session's rewards and the extra info to store.
 
         Raises:
@@ -66,7 +66,7 @@ async def _limited(response: aiohttp.ClientResponse) -> bytes:
     return content
 
 
-def _read(status: int, content: bytes) -> Verdict:
+def _read(status: int, content: bytes) -> Rewards:
     if status != 200 or len(content) > MAX_REPLY_BYTES:
         raise _failed(f"answered {status} with {len(content)} bytes")
     try:
@@ -85,7 +85,7 @@ def _read(status: int, content: bytes) -> Verdict:
     for name, rewards in (("turn_rewards", turn_rewards), ("token_rewards", token_rewards)):
         if not isinstance(rewards, list | None):
             raise _failed(f"answered with {name} that are no list: one number for each turn")
-    return Verdict(reward=number, turn_rewards=turn_rewards, token_rewards=token_rewards, extra_info=extra_info)
+    return Rewards(reward=number, turn_rewards=turn_rewards, token_rewards=token_rewards, extra_info=extra_info)
 
 
 def _failed(what: str) -> UnavailableError:

@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.errors import (
 )
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
-from slime_plugins.rollout_buffer.gateway.closing import ScoreAsked, Verdict, shown_images, trajectory_of
+from slime_plugins.rollout_buffer.gateway.closing import Rewards, ScoringRequest, shown_images, trajectory_of
 from slime_plugins.rollout_buffer.gateway.replies import ChatReply, pieces_of
 from slime_plugins.rollout_buffer.gateway.reply_stream import Listener, ReplyStream, first_stop
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
@@ -177,7 +177,7 @@ class Gateway:
         return session
 
     async def close(
-        self, session_id: str, body: CloseBody, score: Callable[[ScoreAsked], Awaitable[Verdict]]
+        self, session_id: str, body: CloseBody, score: Callable[[ScoringRequest], Awaitable[Rewards]]
     ) -> dict[str, Any]:
         """Stores a session as the trajectory of its slot; idempotent.
 
@@ -206,21 +206,21 @@ class Gateway:
             scored_turns = session.recording.last_number
             if body.scoring_url is not None:
                 told = {**self.describe(session), "messages": list(session.view.messages)}
-                verdict = await score(ScoreAsked(url=body.scoring_url, body=told))
+                rewards = await score(ScoringRequest(url=body.scoring_url, body=told))
             elif body.reward is not None:
-                verdict = Verdict(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
+                rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
                 raise InvalidPayloadError("reward is missing")
-            check_reward(session.claim.job, session.name, verdict.reward)
-            return await self._finish(session, body, verdict, scored_turns)
+            check_reward(session.claim.job, session.name, rewards.reward)
+            return await self._finish(session, body, rewards, scored_turns)
 
-    async def _finish(self, session: Session, body: CloseBody, verdict: Verdict, scored_turns: int) -> dict[str, Any]:
+    async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, scored_turns: int) -> dict[str, Any]:
         session.end("is being closed")
         try:
             async with session.writing:
                 if body.scoring_url is not None and session.recording.last_number != scored_turns:
                     raise UnavailableError("a turn was sampled while the session was scored: close it again")
-                status = await self._store_trajectory(session, body, verdict)
+                status = await self._store_trajectory(session, body, rewards)
         except StaleAttemptError as error:
             self.registry.remove(session)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
@@ -232,17 +232,17 @@ class Gateway:
         return {
             "session_id": session.name,
             "status": status,
-            "reward": verdict.reward,
+            "reward": rewards.reward,
             "turns": session.recording.turns,
             "branches": session.recording.branches(),
         }
 
-    async def _store_trajectory(self, session: Session, body: CloseBody, verdict: Verdict) -> WriteStatus:
+    async def _store_trajectory(self, session: Session, body: CloseBody, rewards: Rewards) -> WriteStatus:
         """Stores it with all turns that were stored before, also by other processes until now."""
         while True:
             await self.registry.load_images(session, shown_images(session))
             closed_at = self.buffer.clock()
-            trajectory = await asyncio.to_thread(trajectory_of, session, body, verdict, closed_at=closed_at)
+            trajectory = await asyncio.to_thread(trajectory_of, session, body, rewards, closed_at=closed_at)
             turns = session.recording.last_number
             try:
                 return await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
@@ -463,10 +463,10 @@ class Gateway:
                 turn.number = session.recording.last_number + 1
                 shown = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
                 await self.registry.load_images(session, shown)
-                came = {sha256: session.images[sha256].data for sha256 in shown}
-                came |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
+                payloads = {sha256: session.images[sha256].data for sha256 in shown}
+                payloads |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
                 row = encode_turn(turn, view, session.view)
-                written = WrittenTurn(claim=session.claim, row=row, came=came, is_continued=is_continued)
+                written = WrittenTurn(claim=session.claim, row=row, payloads=payloads, is_continued=is_continued)
                 if await self.turns.write(written):
                     session.turns.add(turn, view)
                     session.stored_images |= shown

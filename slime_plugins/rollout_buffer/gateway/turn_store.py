@@ -41,11 +41,11 @@ class WrittenTurn:
 
     claim: SlotClaim
     row: Mapping[str, Any]
-    came: Mapping[str, bytes]
+    payloads: Mapping[str, bytes]
     is_continued: bool = False
 
     def __len__(self) -> int:
-        return len(self.row["detail"]) + len(self.row["log_probs"]) + sum(map(len, self.came.values()))
+        return len(self.row["detail"]) + len(self.row["log_probs"]) + sum(map(len, self.payloads.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,9 +138,9 @@ class TurnStore:
     def _insert_of(self, turns: Sequence[WrittenTurn]) -> Callable[[Connection], list[bool]]:
         """Stores what turns show in packs, and returns the insertion of their rows."""
         pending = [
-            PendingPayload(b"", list(turn.came), turn.came, f"session {turn.claim.uid}", turn.claim.uid)
+            PendingPayload(b"", list(turn.payloads), turn.payloads, f"session {turn.claim.uid}", turn.claim.uid)
             for turn in turns
-            if turn.came
+            if turn.payloads
         ]
         payloads = self._buffer.payloads.store(pending) if pending else []
 

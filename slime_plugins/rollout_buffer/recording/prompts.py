@@ -21,8 +21,8 @@ from slime_plugins.rollout_buffer.recording.messages import Conversation, image_
 from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn, sampled_in
 from slime_plugins.rollout_buffer.types import Message
 
-MANY_CHARACTERS = 20_000
-"""Longer messages are rendered in a thread, because that takes milliseconds."""
+MAX_INLINE_LENGTH = 20_000
+"""In characters; longer messages are rendered in a thread, because that takes milliseconds."""
 MAX_OPENING_TOKENS = 8
 """At most so many tokens end a prompt that begins the reply with ``<think>``."""
 
@@ -191,6 +191,6 @@ async def _continued(
 
 
 async def _rendered(render: Callable[[], list[int]], messages: Sequence[Message]) -> list[int]:
-    if sum(len(message["content"]) for message in messages if isinstance(message["content"], str)) < MANY_CHARACTERS:
+    if sum(len(message["content"]) for message in messages if isinstance(message["content"], str)) < MAX_INLINE_LENGTH:
         return render()
     return await asyncio.to_thread(render)

@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.recording.path_index import Beginning, PathInd
 from slime_plugins.rollout_buffer.types import Generation, Message, MessageMatching
 
 MAX_FINGERPRINTS = 20_000
-FEW = 3
+MAX_COMPARED_TURNS = 3
 """So many turns after one are compared with a request; of more, those that the index names."""
 
 BY_NUMBER = attrgetter("number")
@@ -170,7 +170,7 @@ class Recording:
         while open_ends:
             parent, at, tolerated = open_ends.pop()
             siblings = self._entries if parent is None else parent.children
-            if len(siblings) > FEW:
+            if len(siblings) > MAX_COMPARED_TURNS:
                 crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, at)))
                 siblings = self._index.matching(crowded[-1][1])
             for turn in siblings:

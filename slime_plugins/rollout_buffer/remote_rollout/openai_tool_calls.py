@@ -30,7 +30,9 @@ def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCal
     """Returns the calls in an assistant message, in order; generated ids hold the turn and the position."""
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
-        return [_numbered(_read_given(call), turn, place, _id_of(call)) for place, call in enumerate(given)]
+        objects = [one if isinstance(one, dict) else {} for one in given]
+        read = [(read_function(one.get("function")), one.get("id")) for one in objects]
+        return [_numbered(call, turn, place, call_id) for place, (call, call_id) in enumerate(read)]
     content = message.get("content")
     segments = read_segments(content, tools) if isinstance(content, str) else []
     calls = [segment.call for segment in segments if segment.call is not None]
@@ -59,15 +61,6 @@ def _openai(call: NumberedCall) -> dict[str, Any]:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _read_given(call: Any) -> ToolCall:
-    return read_function(call.get("function") if isinstance(call, dict) else None)
-
-
-def _id_of(call: Any) -> str | None:
-    return str(call["id"]) if isinstance(call, dict) and call.get("id") else None
-
-
-def _numbered(call: ToolCall, turn: int, place: int, call_id: str | None = None) -> NumberedCall:
-    return NumberedCall(
-        call_id=call_id or f"call_{turn}_{place}", name=call.name, arguments=call.arguments, problem=call.problem
-    )
+def _numbered(call: ToolCall, turn: int, place: int, call_id: Any = None) -> NumberedCall:
+    named = str(call_id or f"call_{turn}_{place}")
+    return NumberedCall(call_id=named, name=call.name, arguments=call.arguments, problem=call.problem)

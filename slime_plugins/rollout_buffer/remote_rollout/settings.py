@@ -132,7 +132,7 @@ class RemoteRolloutSettings(ListenerSettings):
     )
 
     @model_validator(mode="after")
-    def _can_be_meant(self) -> RemoteRolloutSettings:
+    def _is_consistent(self) -> RemoteRolloutSettings:
         if self.buffer_url is not None and self.engine_url is None:
             raise ValueError("--buffer-url is for the trainer's side: give --engine-url too")
         for root in self.tokenizer_roots:

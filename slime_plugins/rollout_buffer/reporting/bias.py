@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState
 
-MEMBERS_LOOKED_AT = 1000
+MAX_MEMBERS_READ = 1000
 """The newest groups with this many slots in total are read."""
 FOR_REWARDS = frozenset({CauseCode.NOT_VALID, CauseCode.ITEMS_FILTERED, CauseCode.GROUP_FUNCTION})
 
@@ -42,7 +42,7 @@ def closed_groups(connection: Connection, job_key: int) -> list[FinishedGroup]:
     time since its group began.
     """
     size = job_rows.get_job(connection, job_key).group_size
-    newest = (job_key, max(1, MEMBERS_LOOKED_AT // size))
+    newest = (job_key, max(1, MAX_MEMBERS_READ // size))
     came: dict[_Slot, Any] = {}
     for row in connection.execute(_NEWEST + _CAME, newest):
         if not row["late"] or (row["group_key"], row["slot"]) not in came:

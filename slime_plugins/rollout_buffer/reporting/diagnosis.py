@@ -187,7 +187,7 @@ def _nothing_open(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _external(at: JobSnapshot) -> Iterator[Explanation]:
-    if not _recent(at.trajectory_age_s) and at.engine.code is EngineTrouble.NONE:
+    if not (at.running_attempts or _recent(at.trajectory_age_s)) and at.engine.code is EngineTrouble.NONE:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
@@ -593,8 +593,14 @@ def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
             code="slow" if long else "playing",
             severity=Severity.ATTENTION if long else Severity.OK,
             message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; no trajectory {last}.{_waits(at)}",
-            advice="Do they wait for a device or for the engine? The runner's log, LOG, says so." if long else "",
+            advice=_WHY_SLOW[at.has_runner] if long else "",
         )
+
+
+_WHY_SLOW = {
+    True: "Do they wait for a device or for the engine? The runner's log, LOG, says so.",
+    False: "They are sessions of the gateway: does their agent still run? GET /sessions/ID shows their turns.",
+}
 
 
 def _starting(at: JobSnapshot) -> Explanation:

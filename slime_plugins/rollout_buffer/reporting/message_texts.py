@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 PREVIEW_LENGTH = 200
-LOOKED_AT = 4000
+MAX_CHARACTERS_READ = 4000
 """Number of characters of a text from which a preview is made."""
 _ENDS_OF_THOUGHT = ("</think>", "</thinking>")
 _CALL = re.compile(r"<tool_call>.*?</tool_call>", re.DOTALL)
@@ -68,14 +70,16 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
     for call in calls if isinstance(calls, list) else []:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
-            yield f"{function.get('name', '')} {function.get('arguments', '')}"
+            arguments = function.get("arguments", "")
+            shown = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+            yield f"{function.get('name', '')} {shown}"
 
 
 def _reply_text(message: Mapping[str, Any]) -> str:
     """Returns a reply without reasoning and tool calls; if that is empty, its tool calls."""
     text = _content(message)
     ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]
-    text_after = text[max(ends, default=0) :][:LOOKED_AT]
+    text_after = text[max(ends, default=0) :][:MAX_CHARACTERS_READ]
     words = _TAG.sub(" ", _CALL.sub(" ", text_after)).strip()
     return words or _TAG.sub(" ", text_after).strip() or next(_calls(message), "")
 
@@ -83,5 +87,5 @@ def _reply_text(message: Mapping[str, Any]) -> str:
 def _line(text: object) -> str | None:
     if not isinstance(text, str | int | float):
         return None
-    line = " ".join(str(text)[:LOOKED_AT].split())
+    line = " ".join(str(text)[:MAX_CHARACTERS_READ].split())
     return (line if len(line) <= PREVIEW_LENGTH else f"{line[: PREVIEW_LENGTH - 1]}…") or None

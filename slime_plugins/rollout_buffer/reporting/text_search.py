@@ -18,12 +18,12 @@ from slime_plugins.rollout_buffer.reporting.message_texts import MessageText, me
 from slime_plugins.rollout_buffer.wire.query_params import SearchQuery
 from slime_plugins.rollout_buffer.wire.trajectory_replies import FoundText, SearchHit, SearchPage
 
-BUDGET_S = 1.5
+PAGE_TIME_LIMIT_S = 1.5
 """Time limit of a page, which is then returned with a cursor."""
-AT_ONCE = 2
+MAX_CONCURRENT_SEARCHES = 2
 """Limit of concurrent searches of a process; more are refused."""
-BATCH = 200
-AROUND = 90
+KEYS_PER_QUERY = 200
+CONTEXT_CHARACTERS = 90
 """Characters shown on either side of a match."""
 
 
@@ -34,24 +34,24 @@ class TextSearch:
         """``clock`` returns seconds, for the time limit."""
         self._inspection = inspection
         self._clock = clock
-        self._places = threading.BoundedSemaphore(AT_ONCE)
+        self._running = threading.BoundedSemaphore(MAX_CONCURRENT_SEARCHES)
 
     def page(self, query: SearchQuery) -> SearchPage:
         """Returns one page of trajectories with the text in their messages, newest first.
 
         Raises:
             NotFoundError: the job that is asked for does not exist.
-            UnavailableError: ``AT_ONCE`` searches are running.
+            UnavailableError: ``MAX_CONCURRENT_SEARCHES`` searches are running.
         """
-        if not self._places.acquire(blocking=False):
-            raise UnavailableError(f"{AT_ONCE} searches are running already; try again later")
+        if not self._running.acquire(blocking=False):
+            raise UnavailableError(f"{MAX_CONCURRENT_SEARCHES} searches are running already; try again later")
         try:
             return self._page(query)
         finally:
-            self._places.release()
+            self._running.release()
 
     def _page(self, query: SearchQuery) -> SearchPage:
-        until = self._clock() + BUDGET_S
+        until = self._clock() + PAGE_TIME_LIMIT_S
         needle = _Needle(query.text)
         hits: list[tuple[int, FoundText]] = []
         searched = unreadable = 0
@@ -81,7 +81,7 @@ class TextSearch:
     def _keys(self, query: SearchQuery) -> Iterator[int]:
         """Yields the keys of the trajectories that pass the filters, from the cursor on."""
         cursor = query.cursor
-        while keys := self._inspection.keys_before(query, cursor, BATCH):
+        while keys := self._inspection.keys_before(query, cursor, KEYS_PER_QUERY):
             yield from keys
             cursor = keys[-1]
 
@@ -108,8 +108,8 @@ class _Needle:
         return FoundText(
             turn=one.turn,
             role=one.role,
-            before=("…" if at > AROUND else "") + one.text[max(0, at - AROUND) : at],
+            before=("…" if at > CONTEXT_CHARACTERS else "") + one.text[max(0, at - CONTEXT_CHARACTERS) : at],
             found=one.text[at:end],
-            after=one.text[end : end + AROUND] + ("…" if len(one.text) > end + AROUND else ""),
+            after=one.text[end : end + CONTEXT_CHARACTERS] + ("…" if len(one.text) > end + CONTEXT_CHARACTERS else ""),
             places=places,
         )

@@ -14,9 +14,8 @@ from typing import Any, cast
 
 from slime_plugins.rollout_buffer.rules.selection_bias import FinishedGroup, bias_measures
 from slime_plugins.rollout_buffer.storage.tables import prompt_rows, trainer_rows
+from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.wire.job_replies import CountedColumns, MeasuredColumns, SeriesColumns
-
-Connection = sqlite3.Connection
 
 BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_400, 604_800)
 WANTED_BUCKETS = 120

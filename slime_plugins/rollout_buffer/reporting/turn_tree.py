@@ -63,8 +63,5 @@ def describe_turn_tree(
 
 def _continues(later: Generation, earlier: Generation) -> bool:
     """Returns True if a prompt begins with an earlier prompt and its sampled tokens."""
-    middle = len(earlier.prompt_ids)
-    end = middle + len(earlier.output_ids)
-    return list(later.prompt_ids[:middle]) == list(earlier.prompt_ids) and list(later.prompt_ids[middle:end]) == list(
-        earlier.output_ids
-    )
+    held = [*earlier.prompt_ids, *earlier.output_ids]
+    return list(later.prompt_ids[: len(held)]) == held

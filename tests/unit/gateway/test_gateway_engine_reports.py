@@ -73,13 +73,13 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
         async with engine_at(port):
             opened = await gateway.open(told.job)
             assert (await gateway.chat(opened, [USER])).status == 200
-            assert (await told.until("external_waits"))["engine"] == {}
+            assert (await told.until("playing"))["engine"] == {}
 
         asking = asyncio.create_task(gateway.chat(opened, [USER]))
         waits = await told.until("no_engine")
         assert f"The engine at {url} cannot be reached" in waits["explanation"][0].message
         assert "1 request is held" in waits["explanation"][0].message
-        assert "external_waits" not in [one.code for one in waits["explanation"]]
+        assert "playing" not in [one.code for one in waits["explanation"]]
 
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -88,5 +88,5 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
         assert f"The engine at {url} cannot be reached" in (await told.until("no_engine"))["explanation"][0].message
 
         async with engine_at(port):
-            await told.until("external_waits")
+            await told.until("playing")
             assert (await gateway.chat(opened, [USER])).status == 200

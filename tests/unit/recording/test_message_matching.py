@@ -199,7 +199,7 @@ REWRITES: list[tuple[str, Callable[[History], object], dict[MessageMatching, int
 @pytest.fixture(autouse=True)
 def _by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also few turns are looked up in the index."""
-    monkeypatch.setattr(recorded_turns, "FEW", -1)
+    monkeypatch.setattr(recorded_turns, "MAX_COMPARED_TURNS", -1)
 
 
 def test_a_message_that_is_a_reminder_alone_may_be_left_out_under_roles_and_text() -> None:

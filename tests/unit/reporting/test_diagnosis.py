@@ -78,7 +78,13 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer, as many as max_groups_ahead"),
     ({"max_groups_ready": 2}, "backpressure", "2 groups wait for the trainer, as many as max_groups_ready"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),
-    ({"has_runner": False, "trajectory_age_s": None}, "external_waits", "nothing was written yet"),
+    (
+        {"has_runner": False, "trajectory_age_s": None, "running_attempts": 0},
+        "external_waits",
+        "nothing was written yet",
+    ),
+    ({"has_runner": False, "trajectory_age_s": None}, "playing", "8 episodes are being played, the oldest for 30 s"),
+    ({"has_runner": False, "trajectory_age_s": 700.0, "oldest_running_s": 900.0}, "slow", "the oldest for 15 min"),
     ({"has_runner": False, "has_input": False, "groups": {}}, "external_waits", "filled from outside"),
     ({"state": JobState.FINISHED, "groups": {"delivered": 7}}, "finished", "every group is closed, 7 delivered."),
     (

@@ -139,7 +139,7 @@ def test_a_text_is_found_in_messages_thoughts_and_calls_with_its_turn(buffer: Bu
 
 
 def test_a_search_ends_when_its_time_is_up_and_goes_on_from_there(inspection: Inspection, job: JobRecord) -> None:
-    ticks = itertools.count(0.0, text_search.BUDGET_S / 2)
+    ticks = itertools.count(0.0, text_search.PAGE_TIME_LIMIT_S / 2)
     search = TextSearch(inspection, clock=lambda: next(ticks))
     seen: list[str] = []
     cursor: int | None = None

@@ -202,7 +202,7 @@ class TrainerSession:
             "opened": self.opened.model_dump(exclude_none=True),
         }
 
-    def end_as(self, ending: Mapping[str, Any]) -> None:
+    def restore_ending(self, ending: Mapping[str, Any]) -> None:
         """Ends it as the log says."""
         self.state, self.reason = SessionState(ending["state"]), ending["reason"]
         self.result, self.result_fingerprint = ending["result"], bytes.fromhex(ending["fingerprint"])

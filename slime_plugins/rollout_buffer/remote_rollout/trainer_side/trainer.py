@@ -146,7 +146,7 @@ class TrainerSide:
         if known.state is not SessionState.OPEN:
             return
         if stored.ending is not None:
-            known.end_as(stored.ending)
+            known.restore_ending(stored.ending)
             self._close(known, known.state, known.reason)
         elif stored.expires_in_s <= 0:
             self._close(known, SessionState.EXPIRED, self._expired())
