@@ -94,9 +94,9 @@ def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lam
             client.start_rollout({key: value for key, value in payload.items() if value is not None or key in NULLABLE})
             job = _play(settings, client, plan, tasks, ks, watch)
             report = _report(settings, client, plan, tasks, job, ks)
+            _write(settings.output / REPORT_FILE, report)
             if settings.buffer_url is not None:
                 _take_delivery(client, plan.job_id)
-    _write(settings.output / REPORT_FILE, report)
     return report
 
 

@@ -238,7 +238,8 @@ def _ask_openai(settings: EvaluationSettings) -> EngineFacts:
     if settings.model is not None:
         return EngineFacts(model=settings.model)
     data = _object(answer).get("data") if answer.status_code == 200 else None
-    names = [str(entry["id"]) for entry in data if isinstance(entry, dict) and "id" in entry] if data else []
+    entries = data if isinstance(data, list) else []
+    names = [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
     if len(names) != 1:
         found = f"it has {', '.join(names[:8])}" if names else f"{settings.engine_url}/models lists none"
         raise ConfigError(f"which model? Give --model ({found})")

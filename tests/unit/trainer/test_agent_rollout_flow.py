@@ -433,20 +433,27 @@ def test_an_on_policy_rollout_plays_its_groups_and_is_drained_before_they_are_ac
     assert buffer.only_job().state == "paused"
 
 
-def test_an_on_policy_rollout_keeps_groups_that_it_gets_again_after_their_lease(buffer: LoopbackBuffer) -> None:
+@pytest.mark.parametrize(("goes_to_another", "trained"), [(False, ["task-0", "task-1"]), (True, ["task-1", "task-2"])])
+def test_an_on_policy_rollout_keeps_groups_that_it_gets_again_after_their_lease(
+    buffer: LoopbackBuffer, goes_to_another: bool, trained: list[str]
+) -> None:
     """It acknowledges nothing before its last episode ends, which may take longer than a lease."""
     buffer.most_groups_of_a_poll = 1
 
-    def end_the_first_lease(path: str, body: dict[str, Any]) -> None:
-        if path == "/get_rollout_data" and len(buffer.bodies(path)) == 2:
-            buffer.only_job().groups[0].state = "ready"
+    def end_leases(path: str, body: dict[str, Any]) -> None:
+        first = buffer.only_job().groups[0] if buffer.jobs else None
+        if first and path == "/get_rollout_data" and len(buffer.bodies(path)) == 2:
+            first.state = "ready"
+        if first and path.endswith("/drain") and goes_to_another:
+            first.delivery_id = "of another consumer"
 
-    buffer.on_request = end_the_first_lease
+    buffer.on_request = end_leases
     trainer = trainer_of(buffer, rollout_buffer_on_policy=True)
     (record,) = trainer.train(1)
 
-    assert instances([record]) == trainer.data_source.get_metadata()["0"] == ["task-0", "task-1"]
-    assert [group.state for group in buffer.only_job().groups[:3]] == ["delivered", "delivered", "ready"]
+    assert instances([record]) == trainer.data_source.get_metadata()["0"] == trained
+    assert buffer.only_job().groups[3].state == "ready"
+    assert not any(poll.get("ack") for poll in buffer.bodies("/get_rollout_data")[:3])
 
 
 @pytest.mark.parametrize(
