@@ -142,7 +142,10 @@ def report_rows(args: Any, rollout_id: int, rollout_data: dict[str, Any]) -> boo
     if not by_job:
         return False
     settings = read_settings(args)
-    return _reporter(settings.buffer_url, settings.token, most_rows).report(by_job, step=rollout_id)
+    key = settings.buffer_url, settings.token, most_rows
+    if key not in _reporters:
+        _reporters[key] = TrainingReporter(settings.buffer_url, token=settings.token, most_rows=most_rows)
+    return _reporters[key].report(by_job, step=rollout_id)
 
 
 def rows_to_report(args: Any, rollout_data: dict[str, Any]) -> Iterator[tuple[str, RowReport]]:
@@ -193,10 +196,3 @@ def reporters() -> Sequence[TrainingReporter]:
 
 
 _reporters: dict[tuple[str, str | None, int], TrainingReporter] = {}
-
-
-def _reporter(url: str, token: str | None, most_rows: int) -> TrainingReporter:
-    key = url, token, most_rows
-    if key not in _reporters:
-        _reporters[key] = TrainingReporter(url, token=token, most_rows=most_rows)
-    return _reporters[key]

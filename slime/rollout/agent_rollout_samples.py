@@ -360,8 +360,8 @@ def _returns(trajectory: RolloutTrajectory, row: RolloutRow) -> dict[str, Any]:
     """Returns the metadata with the returns of response tokens and of turns; {} without rewards of turns."""
     if row.returns is None:
         return {}
-    returns = [*row.returns[row.response_start :]]
-    return {"token_returns": returns, "turn_returns": list(trajectory.turn_returns or ())}
+    of_response = [*row.returns[row.response_start :]]
+    return {"token_returns": of_response, "turn_returns": list(trajectory.turn_returns or ())}
 
 
 def _non_generation_time(trajectory: RolloutTrajectory) -> float:

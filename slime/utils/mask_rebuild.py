@@ -26,6 +26,8 @@ from slime.utils.mask_template import (
     Undecided,
     UndecidedReason,
     Writer,
+    text_of_part,
+    with_text_content,
 )
 
 THINK, THINK_END = "<think>", "</think>"
@@ -171,7 +173,11 @@ class _Conversation:
         self._reader = reader
         self._template = template
         self._dialect = dialect
-        given = messages if reader.reads_lists else [_with_joined_texts(message) for message in messages]
+        given = (
+            messages
+            if reader.reads_lists
+            else [message if message.get("content") is None else with_text_content(message) for message in messages]
+        )
         self._write: Writer
         self._write, self._messages, self._text = template.accepted(given, tools)
         self._tools = tools
@@ -297,22 +303,10 @@ def _text_of(message: Message) -> str:
     """Returns the text of a message, with the parts of a list joined."""
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        return "".join(filter(None, map(_text_of_part, content)))
+        return "".join(filter(None, map(text_of_part, content)))
     if content is not None and not isinstance(content, str):
         raise ValueError(f"the content of a message is {type(content).__name__} and no text")
     return content or ""
-
-
-def _text_of_part(part: Any) -> str | None:
-    text = part.get("text") if isinstance(part, Mapping) else part
-    return text if isinstance(text, str) else None
-
-
-def _with_joined_texts(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, (list, tuple)) or None in map(_text_of_part, content):
-        return message
-    return {**message, "content": _text_of(message)}
 
 
 def _user() -> Message:

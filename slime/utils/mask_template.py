@@ -303,8 +303,8 @@ def with_reasoning_content(message: Message) -> Message:
 def _variants(messages: Messages) -> Iterator[Messages]:
     """Yields other forms of these messages that a template may accept, least changed first."""
     with_objects = [_with_argument_objects(message) for message in messages]
-    with_text = [_with_text_content(message) for message in messages]
-    with_both = [_with_text_content(message) for message in with_objects]
+    with_text = [with_text_content(message) for message in messages]
+    with_both = [with_text_content(message) for message in with_objects]
     seen: list[Messages] = [list(messages)]
     for variant in (with_objects, with_text, with_both):
         if variant not in seen:
@@ -338,19 +338,20 @@ def _with_argument_object(call: Any) -> Any:
     return {**call, "arguments": decoded} if isinstance(decoded, dict) else call
 
 
-def _with_text_content(message: Message) -> Message:
-    content = message.get("content")
-    if content is None:
-        return {**message, "content": ""}
-
+def with_text_content(message: Message) -> Message:
+    """Returns a message whose ``content`` is a text, if it is null or a list of texts."""
+    content = [] if message.get("content") is None else message["content"]
     if not isinstance(content, (list, tuple)):
         return message
 
-    texts = [part if isinstance(part, str) else part.get("text") for part in content]
-    if not all(isinstance(text, str) for text in texts):
-        return message  # an image has no text form
+    texts = list(map(text_of_part, content))
+    return message if None in texts else {**message, "content": "".join(filter(None, texts))}
 
-    return {**message, "content": "".join(texts)}
+
+def text_of_part(part: Any) -> str | None:
+    """Returns the text of one part of a message; None for an image."""
+    text = part.get("text") if isinstance(part, Mapping) else part
+    return text if isinstance(text, str) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,12 +142,12 @@ def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data
     off = copy.deepcopy(messages)
     off[turn.message_index]["step_loss_mask"] = 0
 
-    token_ids, loss_mask = generator.get_loss_mask(off, tools)
+    after = generator.mask_conversation(off, tools)
 
     wanted = list(before.loss_mask)
     wanted[turn.start : turn.end] = [0] * (turn.end - turn.start)
-    assert token_ids == before.token_ids
-    assert loss_mask == wanted
+    assert after.token_ids == before.token_ids
+    assert after.loss_mask == wanted
 
 
 @pytest.mark.parametrize("name", ["small-default-system", "small-plain", "qwen2.5", "qwen3-2507", "qwen3-vl"])

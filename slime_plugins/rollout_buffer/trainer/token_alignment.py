@@ -95,16 +95,13 @@ def laid_out(loss_mask: Sequence[int], values: Iterable[Value], elsewhere: Value
 
 def version_spans(along: Sequence[str]) -> tuple[WeightVersionSpan, ...]:
     """Returns spans of equal weight versions; ``along`` has the version of each token, "" if unknown."""
-    return tuple(_runs(along))
-
-
-def _runs(along: Sequence[str]) -> Iterator[WeightVersionSpan]:
-    start = 0
+    spans, start = [], 0
     for version, run in groupby(along):
         end = start + len(list(run))
         if version:
-            yield WeightVersionSpan(weight_version=version, start=start, end=end)
+            spans.append(WeightVersionSpan(weight_version=version, start=start, end=end))
         start = end
+    return tuple(spans)
 
 
 def _outputs(row: TrainingRow, generations: Sequence[Generation]) -> Iterator[tuple[int, int]]:

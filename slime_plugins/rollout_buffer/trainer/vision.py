@@ -278,7 +278,11 @@ class RowImages:
         for index in row.generation_indices if generations else ():
             generation = generations[index]
             placeholders = list(generation.prompt_ids).count(self._vision.placeholder_id)
-            _check_images_of_turn(generation, index, placeholders)
+            if generation.images is not None and len(generation.images) != placeholders:
+                raise ImageMismatchError(  # an engine silently ignores images beyond the placeholders
+                    f"the prompt of turn {index} has {placeholders} image placeholders for {len(generation.images)} "
+                    "images"
+                )
             if generation.is_trained and row.images is not None:
                 tokens = [self._prepared(sha256)[1].tokens for sha256 in row.images[:placeholders]]
                 _check_tokens_of_turn(generation, index, tokens)
@@ -297,14 +301,6 @@ def why_not_sent(generations: Sequence[Generation]) -> str:
                     f"{theirs[:12] or 'none'} in its place"
                 )
     return ""
-
-
-def _check_images_of_turn(generation: Generation, index: int, placeholders: int) -> None:
-    """An engine silently ignores images beyond the placeholders."""
-    if generation.images is not None and len(generation.images) != placeholders:
-        raise ImageMismatchError(
-            f"the prompt of turn {index} has {placeholders} image placeholders for {len(generation.images)} images"
-        )
 
 
 def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[int]) -> None:
