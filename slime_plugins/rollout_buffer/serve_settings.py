@@ -227,7 +227,7 @@ def validation_messages(error: ValidationError, known: Iterable[str] = ()) -> li
     found = []
     for entry in error.errors():
         # pydantic names each kind of a union by its validator: num_process is a number or "auto"
-        path = [str(part) for part in entry["loc"] if not str(part).startswith(("function-", "literal["))]
+        path = [str(part)[:100] for part in entry["loc"] if not str(part).startswith(("function-", "literal["))]
         where = ".".join(path) or "the request"
         if entry["type"] == "extra_forbidden":
             near = difflib.get_close_matches(where, list(known), n=1)

@@ -18,8 +18,8 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     Raises:
         ConfigError: the text is no YAML, sets a key twice, or repeats too many values with aliases.
     """
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
             return None, None
@@ -27,12 +27,12 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
         if _count(root, values, name) - len(values) > MAX_ALIASED_VALUES:
             raise ConfigError(f"{name}: its aliases repeat more than {MAX_ALIASED_VALUES} values")
         return loader.construct_document(root), root
+    except ConfigError:
+        raise
     except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
         raise ConfigError(f"{name} is not valid YAML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{name} is not valid YAML that can be read: it is nested too deeply") from error
-    finally:
-        loader.dispose()
 
 
 def _count(node: yaml.Node, values: dict[int, int], name: str) -> int:

@@ -53,7 +53,8 @@ def load_tokenizer(
             str(path), trust_remote_code=trusted, local_files_only=cached_only, **options
         )
     except (OSError, ValueError) as error:
-        why = trouble or f"{type(error).__name__}: {str(error)[:200]}"
+        reason, _, _ = str(error).partition("\n")
+        why = trouble or f"{type(error).__name__}: {reason[:200]}"
         raise ConfigError(
             f"the tokenizer {path} is no folder of this host, and cannot be loaded from the model hub ({why}): "
             "put the trainer's tokenizer into a folder of this host"

@@ -37,6 +37,7 @@ READERS: list[Callable[[Path], Any]] = [config_sources.from_file, started]
         ('{"b": 1, "b": 2}', "line 1: b was already set in line 1"),
         ("a: " + "[" * 5000, "nested too deeply"),
         ("a: 2026-02-31\n", "is not valid YAML"),
+        ("a: \0\n", "is not valid YAML"),
     ],
 )
 def test_yaml_that_hangs_a_reader_or_hides_a_key_is_refused(
@@ -44,5 +45,6 @@ def test_yaml_that_hangs_a_reader_or_hides_a_key_is_refused(
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as refused:
         read(file)
+    assert str(refused.value).count(file.name) == 1

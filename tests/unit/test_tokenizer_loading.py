@@ -43,6 +43,12 @@ def test_a_tokenizers_own_code_runs_only_when_it_is_trusted(
     assert (tmp_path / "ran").exists()
 
 
+def test_a_name_that_the_hub_has_and_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_loading, "_trouble_of_asking", lambda *_: "")
+    with pytest.raises(ConfigError, match=r"from the model hub \((OSError|ValueError): [^\n]*\): put"):
+        load_tokenizer("nobody/has-this", download=True)
+
+
 def test_a_name_that_cannot_be_had_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"no folder of this host.*put the trainer's tokenizer into a folder"):
         load_tokenizer("nobody/has-this", download=False)

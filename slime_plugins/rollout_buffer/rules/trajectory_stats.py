@@ -48,7 +48,7 @@ def facts_of(
         turns=_turns(extra_info, generations),
         sampled_tokens=sum(len(one.output_ids) for one in generations) if generations else None,
         generate_s=_at_least_zero(timings_s.get("generate")),
-        played_s=sum(phases) if phases else None,
+        played_s=_at_least_zero(sum(phases)) if phases else None,
     )
 
 

@@ -160,7 +160,7 @@ def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record
 
 
 def _sentence(error: ErrorDetails, where: str) -> str:
-    path = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    path = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in error["loc"])
     if error["type"] == "missing":
         return f"{path} is missing"
     if error["type"] == "extra_forbidden":

@@ -31,7 +31,10 @@ MAX_SETTINGS_BYTES = 256 * 1024
 TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
 LISTS = frozenset({"instances", "skip_instance_ids"})
 """Keys that are stored apart from the settings and have their own limits."""
-ROUTES_OF_A_JOB = frozenset({"cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"})
+ROUTES_OF_A_JOB = (
+    *("cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"),
+    *("attempts", "mismatch", "trainer_rows", "buffer/write"),
+)
 
 ENGINES_OWN = (
     "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
@@ -52,8 +55,8 @@ def _nameable(value: str) -> str:
     segments = value.split("/")
     if "." in segments or ".." in segments:
         raise ValueError("must not have . or .. between slashes: no URL can name it")
-    if len(segments) > 1 and segments[-1] in ROUTES_OF_A_JOB:
-        raise ValueError(f"must not end in /{segments[-1]}: that is a route")
+    if route := next((one for one in ROUTES_OF_A_JOB if value.endswith(f"/{one}")), None):
+        raise ValueError(f"must not end in /{route}: that is a route")
     return value
 
 

@@ -99,11 +99,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def test_a_job_is_started_from_a_file_and_flags_and_the_same_call_attaches(served: Served, tmp_path: Path) -> None:
     payload = tmp_path / "job.yaml"
-    payload.write_text("task_type: external\nsamples: 4\nsampling_params: {top_p: 0.9}\n", encoding="utf-8")
+    text = '{"task_type": "external", "samples": 4, "sampling_params": {"top_p": 0.9}, "own": 9e-1}'  # a text in YAML
+    payload.write_text(text, encoding="utf-8-sig")
     call = ("start", str(payload), "--job-id", "k", "--samples", "2", "--set", "sampling_params.temperature=0.5")
     assert "k: started" in served.said(*call)
     job = served.client.job("k")
-    assert job["group_size"] == 2
+    assert (job["group_size"], job["settings"]["own"]) == (2, 0.9)
     assert job["settings"]["sampling_params"] | {"top_p": 0.9, "temperature": 0.5} == job["settings"]["sampling_params"]
     assert "k: exists already and is running; attached to it" in served.said(*call)
     assert json.loads(served.said(*call, "--json"))["attached"] is True

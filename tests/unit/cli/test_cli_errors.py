@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.cli.commands import jobs
+from slime_plugins.rollout_buffer.cli.common import report_errors
 from slime_plugins.rollout_buffer.install_hints import install_lab
 
 NOBODY = "http://127.0.0.1:9"
@@ -104,11 +106,15 @@ def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) ->
     result = run("jobs", "--url", stranger)
     assert result.exit_code == 1
     assert "no rollout buffer" in result.stderr
-    result = run("export", "j", "--output", ".", "--overwrite", "--url", stranger)
-    assert (result.exit_code, "buffer at" in result.stderr) == (2, False)
     result = run("status", "j", "--url", stranger)
     assert result.exit_code == 2
     assert "the server answered HTTP 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
+
+
+def test_an_error_of_a_users_code_is_not_blamed_on_the_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), report_errors():
+        raise ValueError("mine")
+    assert capsys.readouterr().err == "rollout-buffer: mine\n"
 
 
 def test_a_model_is_not_served_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

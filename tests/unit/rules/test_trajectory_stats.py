@@ -48,6 +48,7 @@ def test_success_is_what_was_said_or_unknown(told: dict[str, Any], success: floa
 def test_what_makes_no_sense_is_unknown() -> None:
     facts = facts_of({"turns": -1}, {"generate": "long", "act": float("inf"), "wait": 10**400}, [])
     assert set(asdict(facts).values()) == {None}
+    assert facts_of({}, {"reset": 1e308, "act": 1e308}, []).played_s is None
 
 
 def test_a_mean_leaves_out_what_is_unknown() -> None:

@@ -12,6 +12,7 @@ import pytest
 from flask.testing import FlaskClient
 from pydantic import BaseModel, TypeAdapter
 
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
 from slime_plugins.rollout_buffer.server.app import OPERATIONS
@@ -28,6 +29,7 @@ from slime_plugins.rollout_buffer.wire import (
     start_request,
     trajectory_replies,
 )
+from slime_plugins.rollout_buffer.wire.request_fields import parse
 from tests.support import written
 
 
@@ -42,6 +44,13 @@ def test_every_route_is_described_and_every_description_has_its_route(client: Fl
         there |= {(method.lower(), path) for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}}
     there |= {(methods[0].lower(), path) for path, methods in OWN_ROUTES.items()}
     assert there == described_routes()
+
+
+def test_no_job_can_be_named_like_a_route_of_another_job() -> None:
+    below = {path.removeprefix("/jobs/{job_id}/") for _, path in described_routes() if path.count("{job_id}/")}
+    for route in below - {"{verb}"} | {"cancel", "pause", "resume"}:
+        with pytest.raises(InvalidPayloadError, match=f"must not end in /{route}: that is a route"):
+            parse(start_request.StartPayload, {"task_type": "external", "job_id": f"a/{route}"})
 
 
 def test_every_route_says_what_it_does() -> None:

@@ -97,3 +97,5 @@ def test_a_wrong_value_is_named_by_its_key_alone(changes: dict[str, Any], says: 
 def test_a_key_that_a_body_does_not_have_is_refused_with_the_nearest(key: str, says: str) -> None:
     with pytest.raises(InvalidPayloadError, match=says):
         parse(PollPayload, {"job_id": "j", key: 1})
+    with pytest.raises(InvalidPayloadError, match=f"^{'k' * 100} is not known$"):
+        parse(PollPayload, {"k" * 10_000: 1})
