@@ -18,7 +18,6 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError, GeneratorError
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Generation,
@@ -251,7 +250,7 @@ class MultiTurnGenerator:
             uid=episode.uid,
             instance_id=episode.instance.instance_id,
             messages=tuple(chat.messages),
-            reward=checked_reward(score.reward, self),
+            reward=score.reward,
             turn_rewards=score.turn_rewards,
             outcome=outcome,
             stop_reason=stop_reason,
@@ -272,18 +271,6 @@ class MultiTurnGenerator:
         if self._engine is None or self._chat is None:
             raise GeneratorError(f"{type(self).__name__} was not started")
         return self._engine, self._chat
-
-
-def checked_reward(reward: Any, generator: object) -> float:
-    """Returns a generator's reward as a float.
-
-    Raises:
-        GeneratorError: it is no finite number.
-    """
-    try:
-        return as_reward(reward)
-    except ValueError as error:
-        raise GeneratorError(f"{type(generator).__name__} gave the reward {reward!r:.100}: it {error}") from error
 
 
 class SingleTurnGenerator(MultiTurnGenerator):

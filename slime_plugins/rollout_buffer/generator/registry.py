@@ -178,7 +178,7 @@ def _import(path: Path) -> ModuleType:
     source = path.read_bytes()
     linecache.cache[str(path)] = (len(source), None, decode_source(source).splitlines(keepends=True), str(path))
     sys.modules[name] = module
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
     return module
 
 

@@ -36,11 +36,7 @@ from slime_plugins.rollout_buffer.errors import (
     GeneratorError,
     JudgeError,
 )
-from slime_plugins.rollout_buffer.generator.base_generator import (
-    GeneratorContext,
-    SingleTurnGenerator,
-    checked_reward,
-)
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text, label_of
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.remote_rollout.bodies import EndBody, OpenBody
@@ -130,7 +126,7 @@ class RemoteRolloutGenerator:
                 raise EnvironmentSetupError(f"the rollout server ended with an error: {end.error_message}")
             if not session.turns:
                 raise EnvironmentSetupError("the rollout server sampled no turn")
-            reward = checked_reward(await self.reward(episode.instance, messages_of(session, end)), self)
+            reward = await self.reward(episode.instance, messages_of(session, end))
             return trainer.finish(session, end.model_copy(update={"reward": reward}))
         finally:
             episode.transcript.extend(session.messages or messages)

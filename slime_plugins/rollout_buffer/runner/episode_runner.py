@@ -217,8 +217,7 @@ class EpisodeRunner:
         began = asyncio.get_running_loop().time()
         try:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
-                trajectory = await self._played(request)
-                _check(trajectory, request)
+                trajectory = _checked(await self._played(request), request)
                 if not self._job.is_exact:
                     trajectory = replace(trajectory, generations=())
                 span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
@@ -261,11 +260,11 @@ class EpisodeRunner:
 
         Raises:
             AttemptTimeoutError: it took too long.
-            GeneratorError: it awaited a task that it had cancelled itself.
+            GeneratorError: it exited, or awaited a task that it had cancelled itself.
             _StoppedError: the job is drained with ``stop``.
         """
         limit = AttemptTimeout(self._job.settings.attempt_timeout_seconds, self._tracer)
-        playing = limit.begin(self._generator.play(request))
+        playing = limit.begin(_without_exit(self._generator, request))
         self._playing.add(playing)
         try:
             await limit.wait(playing)
@@ -349,6 +348,14 @@ class EpisodeRunner:
                     task.cancel()
 
 
+async def _without_exit(generator: Generator, request: EpisodeRequest) -> Trajectory:
+    """Plays; converts an exit, such as that of a program that a model wrote, into an error: it would end the runner."""
+    try:
+        return await generator.play(request)
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise GeneratorError(f"play() ended by {error!r}") from error
+
+
 def _log_fields_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
     """Adds job, group and episode to each log line of the block."""
     return log_fields(
@@ -367,12 +374,16 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
     }
 
 
-def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
+def _checked(trajectory: Trajectory, request: EpisodeRequest) -> Trajectory:
+    """Returns the trajectory with its rewards as floats: those of NumPy cannot be stored."""
     if trajectory.outcome is Outcome.ABORTED:
         raise EpisodeError("the episode was aborted from outside: its reward is unknown, not 0")
-    for name, value in (("reward", trajectory.reward), ("raw_reward", trajectory.raw_reward)):
+    rewards = {"reward": trajectory.reward}
+    if trajectory.raw_reward is not None:
+        rewards["raw_reward"] = trajectory.raw_reward
+    for name, value in rewards.items():
         try:
-            value is None or as_reward(value)
+            rewards[name] = as_reward(value)
         except ValueError as error:
             raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
     try:
@@ -389,6 +400,7 @@ def _check(trajectory: Trajectory, request: EpisodeRequest) -> None:
             f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "
             f"asked for {request.uid}/{request.instance.instance_id}"
         )
+    return replace(trajectory, **rewards)  # type: ignore[arg-type]  # two of its numbers
 
 
 def _retry_delay(failures: int) -> float:

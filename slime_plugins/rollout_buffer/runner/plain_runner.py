@@ -102,8 +102,8 @@ def _in_daemon_thread(function: Callable[[dict[str, Any]], Any], data: dict[str,
         error: BaseException | None = None
         try:
             function(data)
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the plugin's own code: passed to the waiting caller
-            error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout exited: {raised}")
+        except BaseException as raised:  # noqa: BLE001 - the plugin's own code: passed to the waiting caller
+            error = raised if isinstance(raised, Exception) else GeneratorError(f"run_rollout ended by {raised!r}")
         with contextlib.suppress(RuntimeError):  # the loop is closed: the job was cancelled
             loop.call_soon_threadsafe(set_outcome, error)
 

@@ -31,6 +31,12 @@ def finish(discovery: GeneratorDiscovery) -> dict[str, str]:
     return broken
 
 
+def test_a_file_is_compiled_as_python_compiles_it(tmp_path: Path) -> None:
+    """Not with the ``__future__`` imports of the registry."""
+    (tmp_path / "typed.py").write_text(GOOD + "def f(x: int): ...\nassert f.__annotations__ == {'x': int}\n")
+    assert load_file(tmp_path / "typed.py", "good") is not None
+
+
 def test_good_files_are_found_beside_broken_ones_and_changed_files_are_listed_again(tmp_path: Path) -> None:
     (tmp_path / "a_hangs.py").write_text("import time\ntime.sleep(1000)\n")
     (tmp_path / "b_ends.py").write_text("import os\nos.write(2, b'x' * 3000 + b'my last words')\nos._exit(3)\n")

@@ -8,8 +8,9 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from rollout_buffer_lab.scripted_engine import server as scripted_engine
@@ -196,6 +197,16 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
+async def test_rewards_of_numpy_are_stored_as_numbers(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer, count=1)
+    half: Any = np.float32(0.5)
+    await run(
+        real_time_buffer, job, ScriptedGenerator(lambda e: trajectory(e.uid, "i0", e.slot * half, raw_reward=half))
+    )
+    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    assert [(light["reward"], light["raw_reward"]) for light, _ in delivered] == [(0.0, 0.5), (0.5, 0.5)]
+
+
 async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_padded(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=2, num_repeat_per_sample=4, max_attempts=2, min_timeout_group_size_ratio=0.7)
     bad = {("i0", 0), ("i1", 0), ("i1", 1)}
@@ -295,7 +306,9 @@ async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real
         ZeroDivisionError("a defect"),
         ValueError("half of a pair: \ud800"),
         float("nan"),
+        lambda e: trajectory_for(e, cast("float", None)),
         lambda e: _awaits_what_it_cancelled(),
+        lambda e: _exits(),
         lambda e: dataclasses.replace(trajectory_for(e, 1.0), uid="somebody else's"),
         lambda e: dataclasses.replace(trajectory_for(e, 1.0), extra_info={"not JSON": object()}),
     ],
@@ -320,6 +333,10 @@ async def _awaits_what_it_cancelled() -> None:
     own = asyncio.create_task(asyncio.sleep(3600))
     own.cancel()
     await own
+
+
+async def _exits() -> None:
+    exec("raise SystemExit(0)")  # the program that a model wrote
 
 
 async def test_a_generator_that_does_not_start_fails_the_job_with_its_reason_and_is_closed(
@@ -428,6 +445,16 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
     await asyncio.gather(old_run, new_run)
     assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2}
     assert {request.attempt for request in new.requests} == {2}
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit("broken"), asyncio.CancelledError("broken")])
+async def test_a_plain_generator_that_raises_fails_its_job(real_time_buffer: Buffer, error: BaseException) -> None:
+    def run_rollout(data: dict[str, Any]) -> None:
+        raise error
+
+    job = start(real_time_buffer, count=1)
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot), create_generator=None, run_rollout=run_rollout)
+    assert "broken" in real_time_buffer.job_by_key(job.key).cause
 
 
 @pytest.mark.parametrize("taken_over", [True, False])

@@ -54,7 +54,7 @@ class Deletion:
 class History:
     """The messages of one episode. System message and question are protected from deletion.
 
-    ``break_markers`` is applied to every tool result, so that no text of a document becomes a special token.
+    ``break_markers`` is applied to every tool result and tool name, so that no text becomes a special token.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class History:
         msg_id = self._next_id()
         shown = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
         content = self._break_markers(json.dumps(shown, ensure_ascii=False))
-        return self._append({"role": "tool", "content": content, "tool_name": tool_name, INVOKED_BY: invoked_by})
+        name = self._break_markers(tool_name)
+        return self._append({"role": "tool", "content": content, "tool_name": name, INVOKED_BY: invoked_by})
 
     def plan_deletion(self, ids: Sequence[int], *, invoked_by: int) -> Deletion:
         """Returns the plan of a deletion of ``ids``; nothing is deleted yet."""

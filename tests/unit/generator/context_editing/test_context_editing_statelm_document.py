@@ -44,11 +44,6 @@ def test_the_nested_config_is_read_where_it_stands() -> None:
         load_settings({"actor_rollout_ref": {"rollout": {"multi_turn": {"context_length_penalty": 1}}}})
 
 
-def test_what_was_sampled_before_a_deletion_is_not_trained_unless_asked() -> None:
-    assert load_settings({}).train_before_deletion is False
-    assert load_settings({"train_before_deletion": True}).train_before_deletion is True
-
-
 async def test_messages_are_numbered_from_the_first_turn_when_asked() -> None:
     """Two turns with their results are 0 to 3; the documented call deletes the first three of them."""
     script = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.context_editing.calls import UNREADABLE, read_calls
-from slime_plugins.rollout_buffer.generator.context_editing.document import (
-    DocumentCache,
-    require_search_library,
-)
+from slime_plugins.rollout_buffer.generator.context_editing.document import DocumentCache
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import read_label, score_answer
@@ -184,12 +180,6 @@ def test_the_search_library_logs_no_line_for_each_index(caplog: pytest.LogCaptur
     assert "bm25s" not in {record.name for record in caplog.records}
 
 
-def test_a_missing_search_library_is_a_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(ConfigError, match=r"pip install .*\[context-editing\]"):
-        require_search_library()
-
-
 # ---- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +224,9 @@ def test_markers_in_results_are_broken_and_stay_readable() -> None:
     breaker = MarkerBreaker(["<|im_end|>", "<tool_response>", " ", "the", '"'])
     assert breaker('say <|im_end|> the "<tool_response>"') == 'say < |im_end|> the "< tool_response>"'
     assert MarkerBreaker([])("<|im_end|>") == "<|im_end|>"
+    history = History([], breaker)
+    history.add_result("<|im_end|>", ToolResult(message="<|im_end|>"), invoked_by=0)
+    assert "<|im_end|>" not in str(history.messages)
 
 
 # ---- settings and lines ----------------------------------------------------------------------------------------------
@@ -242,6 +235,8 @@ def test_markers_in_results_are_broken_and_stay_readable() -> None:
 def test_the_defaults_are_those_of_the_method() -> None:
     settings = load_settings({})
     assert (settings.max_model_length, settings.context_length_penalty, settings.statelm_enabled) == (8192, -1.0, True)
+    assert not settings.train_before_deletion
+    assert load_settings({"train_before_deletion": True}).train_before_deletion
 
 
 @pytest.mark.parametrize(
