@@ -100,6 +100,9 @@ def _members(store: Store, group: GroupRecord, *, with_items: bool) -> tuple[lis
             members.append(replace(member, item=_item(member, store.get_payload(*body))))
         except DamagedError as error:
             logger.error("trajectory %s is left out of its group: %s", member.uid, error.message)
+            if any(body):  # it was not purged
+                with store.write() as connection:
+                    payload_rows.mark_damaged(connection, group.job_key, member.uid, error.message[:500])
     return members, len(found)
 
 

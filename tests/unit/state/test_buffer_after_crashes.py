@@ -126,6 +126,7 @@ def test_a_damaged_member_is_left_out_of_the_judging_and_ends_no_runner(buffer: 
     verdict = buffer.judge_and_close(group, policy, functions, shortfall=Shortfall.TIMED_OUT)
     assert verdict is not None
     assert [member.uid for member in verdict.members if not member.remove_sample] == ["a0", "a2"]
+    assert describe_job(buffer.store, job)["damaged"] == 1
 
 
 def test_groups_do_not_time_out_by_the_time_that_no_server_ran(buffer: Buffer, clock: SettableClock) -> None:

@@ -27,12 +27,8 @@ def payload_refs(connection: Connection) -> Iterator[tuple[int, str, BlobRef]]:
 
 def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
     """Returns the groups without a purged payload."""
-    query = (
-        "SELECT count(*) FROM members JOIN groups ON groups.key = members.group_key JOIN trajectories "
-        "ON trajectories.job_key = groups.job_key AND trajectories.uid = members.source_uid "
-        "WHERE members.group_key = ? AND body IS NULL AND body_place IS NULL"
-    )
-    return [key for key in group_keys if connection.execute(query, (key,)).fetchone()[0] == 0]
+    query = "SELECT 1 FROM trajectories WHERE group_key = ? AND late = 0 AND body IS NULL AND body_place IS NULL"
+    return [key for key in group_keys if connection.execute(query, (key,)).fetchone() is None]
 
 
 def oldest_needed(connection: Connection, delivered_since: float, default: float) -> float:
