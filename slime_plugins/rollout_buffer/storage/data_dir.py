@@ -26,13 +26,10 @@ OUR_FILES = (
     "reserve",
     "clock",
     "children.*",
-    "*_settings.json",
     "ray_*",
     "gateway*",
     "packs/*.pack",
     "logs/*",
-    "life_signs/*",
-    "liveness/*",
 )
 """Patterns of the files of a data directory. The permissions of other files are not changed."""
 RUNNER_LOG = "logs/runner-{}.log"
