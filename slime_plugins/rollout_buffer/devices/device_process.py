@@ -88,7 +88,8 @@ class DeviceProcess:
     def close(self) -> None:
         """As ``Device.close``; kills a child that does not exit within a minute."""
         if self._child.stdin is not None and not self._child.stdin.closed:
-            self._child.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # of a call to a child that has exited
+                self._child.stdin.close()
         try:
             self._child.wait(timeout=_CLOSE_S)
         except subprocess.TimeoutExpired:

@@ -172,10 +172,6 @@ class TestWhatIsSent:
             "data:image/jpeg;base64," + base64.b64encode(b"second").decode(),
         ]
 
-    async def test_the_session_is_named_in_the_routing_header(self) -> None:
-        _, server = await play(answered([7]))
-        assert server.sessions == ["job/1/0"]
-
     async def test_no_tokens_left_needs_no_call(self) -> None:
         reply, server = await play(request=turn(max_new_tokens=0))
         assert (reply.output_ids, reply.finish_reason, server.bodies) == ((), "length", [])
@@ -337,36 +333,6 @@ class TestRetries:
         await asyncio.sleep(0.05)
         async with ScriptedSglang([answered([7])]).serving(port):
             assert (await running).output_ids == (7,)
-        await engine.close()
-
-    async def test_a_connection_that_breaks_off_is_made_again(self) -> None:
-        server = ScriptedSglang([])
-
-        async def break_off() -> web.Response:
-            raise ConnectionResetError
-
-        server.answers = [break_off, answered([7])]
-        application = web.Application()
-
-        async def handle(request: web.Request) -> web.Response:
-            try:
-                return await server.generate(request)
-            except ConnectionResetError:
-                assert request.transport is not None
-                request.transport.abort()
-                raise
-
-        application.router.add_post("/generate", handle)
-        async with TestServer(application) as running:
-            engine = SglangEngine(str(running.make_url("")), QUICK)
-            assert (await engine.generate(turn())).output_ids == (7,)
-            await engine.close()
-
-    async def test_nobody_there_is_an_engine_error(self) -> None:
-        settings = EngineSettings(retry_timeout_s=0.03, backoff_first_s=0.01)
-        engine = SglangEngine(f"http://127.0.0.1:{unused_port()}", settings)
-        with pytest.raises(EngineError, match="cannot be reached"):
-            await engine.generate(turn())
         await engine.close()
 
 

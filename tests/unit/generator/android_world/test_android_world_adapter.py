@@ -230,16 +230,6 @@ def test_a_task_whose_app_has_written_nothing_yet_is_played_and_scored_unless_th
         device.score()
 
 
-def test_a_device_that_died_makes_no_solved_task_an_unsolved_one() -> None:
-    """Tasks read files over adb, and take no answer for no file."""
-    package = WrittenPackage()
-    device = device_on(package)
-    device.reset("ClockTimerEntry", 0)
-    package.broken = "the emulator's process is gone"
-    with pytest.raises(DeviceError, match="the emulator's process is gone"):
-        device.score()
-
-
 # ---- connecting ------------------------------------------------------------------------------------------------------
 
 STUBS = {

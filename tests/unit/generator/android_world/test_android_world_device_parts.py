@@ -277,6 +277,8 @@ def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
     with pytest.raises(DeviceError, match="process is gone") as caught:
         device.step(Action(kind=ActionKind.WAIT))
     assert caught.value.detail["fault"] == "died"
+    with pytest.raises(DeviceError, match="process is gone"):
+        device.score()
     device.close()
 
 
