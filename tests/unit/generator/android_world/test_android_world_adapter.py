@@ -377,7 +377,7 @@ def test_an_emulator_that_does_not_know_the_metrics_flag_is_started_without_it(
     emulator.write_text(OLDER + emulator.read_text())
     adb = Path(settings.adb_path)
     adb.write_text(f"#!/bin/sh\n[ -e {tmp_path}/written ] || exit 1\n{adb.read_text()}")
-    with closing(EmulatorProcess(settings, 4)) as host:
+    with closing(EmulatorProcess(settings.model_copy(update={"boot_timeout_s": 60}), 4)) as host:
         host.start()
         words, _ = how_it_was_started(tmp_path)
     assert ("-no-boot-anim" in words, "-no-metrics" in words) == (True, False)
