@@ -10,7 +10,7 @@ from __future__ import annotations
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text, label_of
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
-from slime_plugins.rollout_buffer.types import Instance
+from slime_plugins.rollout_buffer.types import Instance, Message
 
 TASK_TYPE = "math"
 REWARD_RANGE = (0.0, 1.0)
@@ -33,11 +33,15 @@ class MathGenerator(SingleTurnGenerator):
         await super().start(context)
         await self._judge.start()
 
+    def messages(self, instance: Instance) -> list[Message]:
+        """As ``SingleTurnGenerator.messages``; a line without a label fails before anything is sampled."""
+        label_of(instance)
+        return super().messages(instance)
+
     async def reward(self, instance: Instance, text: str) -> float:
         """Returns 1 for a right answer, else 0; also 0 if the comparison takes too long.
 
         Raises:
-            EnvironmentSetupError: the line has no label.
             JudgeError: no verdict: the judge's processes crashed or hung.
         """
         label = label_of(instance)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import logging
 import random
@@ -280,7 +281,7 @@ class EpisodeRunner:
         return EpisodeRequest(
             uid=record.attempt_uid(slot, attempt),
             job_id=self._job.record.job_id,
-            instance=instance,
+            instance=copy.deepcopy(instance),  # what one play changes in it, its siblings do not get
             epoch=record.epoch,
             slot=slot,
             attempt=attempt,

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
+from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator, create_generator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
@@ -208,6 +208,15 @@ async def test_the_right_answer_earns_one(reply: str, reward: float) -> None:
     finally:
         await generator.close()
     assert trajectory.reward == reward
+
+
+async def test_a_line_without_a_label_fails_before_anything_is_sampled() -> None:
+    generator = MathGenerator()
+    engine = await started(generator, ["42"])
+    with pytest.raises(EnvironmentSetupError, match="instance 7 needs a label"):
+        await generator.play(request({"prompt": "What is 6 * 7?"}))
+    await generator.close()
+    assert engine.requests == []
 
 
 def test_the_registry_finds_it() -> None:

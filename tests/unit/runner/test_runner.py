@@ -197,6 +197,17 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
+async def test_what_a_play_changes_in_its_line_is_not_seen_by_another(real_time_buffer: Buffer) -> None:
+    seen = []
+
+    def play(episode: EpisodeRequest) -> float | Exception:
+        seen.append(cast("dict[str, Any]", episode.instance.data).pop("instance_id", None))
+        return DeviceError("once") if episode.attempt == 1 else by_slot(episode)
+
+    await run(real_time_buffer, start(real_time_buffer, count=1), ScriptedGenerator(play))
+    assert seen == ["i0"] * 4
+
+
 async def test_rewards_of_numpy_are_stored_as_numbers(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=1)
     half: Any = np.float32(0.5)

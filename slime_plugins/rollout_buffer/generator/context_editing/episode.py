@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.calls import CallRea
 from slime_plugins.rollout_buffer.generator.context_editing.document import Document
 from slime_plugins.rollout_buffer.generator.context_editing.document_tools import Budget, CheckedCall, DocumentTools
 from slime_plugins.rollout_buffer.generator.context_editing.history import History, MarkerBreaker, ToolResult
-from slime_plugins.rollout_buffer.generator.context_editing.prompt_view import View
+from slime_plugins.rollout_buffer.generator.context_editing.prompt_view import PromptView
 from slime_plugins.rollout_buffer.generator.context_editing.rewards import Score, score_answer
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import MARKS_KEY, DeletionMark
@@ -101,7 +101,7 @@ class ContextEditingEpisode:
         self._sampling_params = replace(request.sampling_params, max_new_tokens=cap)
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
         self._history = History(prompt, setup.break_markers, number_turns=settings.message_ids == "turns")
-        self._view = View(setup.chat, setup.tools if setup.tools_in_template else ())
+        self._view = PromptView(setup.chat, setup.tools if setup.tools_in_template else ())
         self._document_tools = DocumentTools(document, settings, count=self._count_as_json, budget=self._budget)
         self._generations: list[Generation] = []
         self._marks: list[DeletionMark] = []

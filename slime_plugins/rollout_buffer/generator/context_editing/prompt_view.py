@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.types import Message
 _RunKey = tuple[int | None, tuple[tuple[int, bool], ...]]
 
 
-class View:
+class PromptView:
     """Renders the prompts of one episode. The template writes ``tools`` into the first run."""
 
     def __init__(self, chat: ChatTokens, tools: Sequence[Mapping[str, Any]]) -> None:
