@@ -11,6 +11,7 @@ from aiohttp import web
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.errors import EngineError, EnvironmentSetupError, JudgeError
+from slime_plugins.rollout_buffer.generator import remote_rollout_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
@@ -86,19 +87,27 @@ async def test_a_rollout_that_does_not_say_how_it_ended_has_no_reward(final: dic
             await generator.play(episode())
 
 
-async def test_a_rollout_server_that_is_busy_at_first_is_asked_again() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_rollout_server_that_is_busy_is_asked_again_and_its_silence_is_not_the_engines(
+    monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    monkeypatch.setattr(remote_rollout_generator, "TRIES", 2)
     app = create_app(agent=AgentSide())
     refused: list[str] = []
 
     @web.middleware
-    async def busy_once(request: web.Request, handler: Any) -> web.StreamResponse:
-        if request.path == "/rollout" and not refused:
+    async def busy(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.path == "/rollout" and len(refused) < times:
             refused.append(request.path)
             return web.Response(status=503)
         response: web.StreamResponse = await handler(request)
         return response
 
-    app.middlewares.append(busy_once)
+    app.middlewares.append(busy)
     async with playing([ANSWER], app) as generator:
-        assert (await generator.play(episode())).reward == 1.0
-    assert refused
+        if times == 1:
+            assert (await generator.play(episode())).reward == 1.0
+        else:
+            with pytest.raises(EnvironmentSetupError, match="tried 2 times"):
+                await generator.play(episode())
+    assert len(refused) == times

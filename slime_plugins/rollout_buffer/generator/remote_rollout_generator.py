@@ -31,7 +31,6 @@ from pydantic import ValidationError
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
-    EngineError,
     EnvironmentSetupError,
     GeneratorError,
     JudgeError,
@@ -190,7 +189,8 @@ class RemoteRolloutGenerator:
             async with asyncio.timeout(timeout_s):
                 return await self._call_until_answered(method, path, body)
         except TimeoutError as error:
-            raise EngineError(f"the rollout server did not answer {path} within {timeout_s:g} s") from error
+            message = f"the rollout server did not answer {path} within {timeout_s:g} s"
+            raise EnvironmentSetupError(message) from error
 
     async def _call_until_answered(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         problem = ""
@@ -200,7 +200,8 @@ class RemoteRolloutGenerator:
                 return await self._exchange(method, path, body)
             except (aiohttp.ClientError, OSError, _BusyError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        raise EngineError(f"the rollout server gave no usable answer to {path} ({problem}); tried {TRIES} times")
+        problem = f"the rollout server gave no usable answer to {path} ({problem}); tried {TRIES} times"
+        raise EnvironmentSetupError(problem)  # not EngineError: the runner pauses a job for its engine alone
 
     async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         if self._http is None:
