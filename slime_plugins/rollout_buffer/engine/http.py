@@ -144,8 +144,8 @@ class HttpEngine:
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self.refusal == ABORTED
-        held_after_abort = bool(self._in_flight) and is_updating
-        if self._refused_since is not None and (self._waiting or held_after_abort or unasked):
+        is_reported = self._waiting or unasked or (is_updating and self._in_flight)
+        if self._refused_since is not None and is_reported:
             code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
             since_s = now - self._refused_since
             return EngineReport(url=url, code=code, message=self.refusal, since_s=since_s, waiting=waiting)

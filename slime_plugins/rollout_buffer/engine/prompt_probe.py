@@ -90,12 +90,11 @@ class PromptProbe:
         findings: list[str] = []
         kept: dict[bool, PromptIntegrity] = {}
         for prompt, ran in answers:
-            kept.setdefault(bool(prompt.images), PromptIntegrity.UNKNOWN)
+            is_image = bool(prompt.images)
+            kept.setdefault(is_image, PromptIntegrity.UNKNOWN)
             if ran is None:
                 continue
-            is_image = bool(prompt.images)
-            finding = self._finding(prompt, ran)
-            if finding:
+            if finding := self._finding(prompt, ran):
                 findings.append(finding)
                 kept[is_image] = PromptIntegrity.CHANGED
             elif kept[is_image] is PromptIntegrity.UNKNOWN:

@@ -195,9 +195,12 @@ class SglangEngine(HttpEngine):
             async with asyncio.timeout(PROMPT_PROBE_TIMEOUT_S):
                 prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]
                 fidelity = probe.verdict([(prompt, await self._ran_ids(url, prompt)) for prompt in prompts])
-        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything for the ids that an engine reports
+        except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
             logger.debug("the prompt probe of the engine at %s failed: %s", redacted(url), error)
             return None
+        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything for the ids that an engine reports
+            logger.warning("the prompts of the engine at %s cannot be compared: %r", redacted(url), error)
+            return EngineFidelity()
         for finding in fidelity.findings:
             logger.warning("the engine at %s %s", redacted(url), finding)
         return fidelity

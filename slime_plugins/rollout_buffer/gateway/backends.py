@@ -43,7 +43,7 @@ class JobBackend:
     def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
         self.probing: asyncio.Task[EngineFidelity | None] | None = None
-        """Its first turn waits for it, and raises its error."""
+        """Its first turn waits for it."""
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None

@@ -14,7 +14,7 @@ from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
-from slime_plugins.rollout_buffer.engine.prompt_probe import prompt_probe
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
@@ -128,7 +128,7 @@ class TestTheClient:
         assert reply.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
         answers = [answered([7], prompt=[2**40]), answered([7], input_token_logprobs=[[-1.0, -1, None]])]
         async with engine_of(*answers, prompt_probe=lambda: prompt_probe(TOKENIZER, None)) as engine:
-            assert await engine.probe_prompts() is None
+            assert await engine.probe_prompts() == EngineFidelity()
 
     async def test_a_prompt_of_another_length_is_not_trained_even_if_its_ids_are_not_said(self) -> None:
         same, longer = [await played([*WORD], answered([7], prompt_tokens=len(WORD) + more)) for more in (0, 1)]

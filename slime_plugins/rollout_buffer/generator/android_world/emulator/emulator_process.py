@@ -215,7 +215,8 @@ class EmulatorProcess:
                 raise DeviceError(f"the emulator exited while it booted{self._evidence()}")
             if self._is_booted():
                 self._check_screen()
-                self._stand_still()
+                for scale in ANIMATIONS:
+                    self._adb("shell", "settings", "put", "global", scale, "0")
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return self._endpoint(ports)
             if "unauthorized" in self._adb_refusal:  # neither waiting nor another boot helps
@@ -313,11 +314,6 @@ class EmulatorProcess:
                 f"the screen is {seen}, but config.ini of {self._avd_name} has {wanted[0]}x{wanted[1]}",
                 {"said": reported},
             )
-
-    def _stand_still(self) -> None:
-        """Turns animations off."""
-        for scale in ANIMATIONS:
-            self._adb("shell", "settings", "put", "global", scale, "0")
 
     def _adb(self, *words: str) -> str:
         """Runs one adb command; returns "" if it failed or timed out, and records the error for later messages."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 import unicodedata
 from collections.abc import Mapping
+from functools import cached_property
 
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
@@ -39,7 +40,6 @@ class Gestures:
 
     def __init__(self, package: AndroidWorldPackage) -> None:
         self._package = package
-        self._apps: Mapping[str, str] | None = None
 
     def do(self, action: Action) -> str:
         """Executes the action; returns a note for the agent if part of it was impossible.
@@ -96,7 +96,7 @@ class Gestures:
         return ""
 
     def _open(self, name: str) -> str:
-        apps = self._known_apps()
+        apps = self._apps
         wanted = _plain(name)
         target = next((target for known, target in apps.items() if _plain(known) == wanted), None) if wanted else None
         if target is None:
@@ -108,10 +108,9 @@ class Gestures:
         what = ("-a", "android.intent.action.VIEW", "-d", target) if "://" in target else ("-n", target)
         self._package.adb("shell", "am", "start", "-W", *what)
 
-    def _known_apps(self) -> Mapping[str, str]:
-        if self._apps is None:
-            self._apps = self._package.apps()
-        return self._apps
+    @cached_property
+    def _apps(self) -> Mapping[str, str]:
+        return self._package.apps()
 
 
 def _plain(name: str) -> str:
