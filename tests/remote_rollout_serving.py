@@ -52,7 +52,7 @@ def trainer_side(
 ) -> TrainerSide:
     """A trainer side whose default tokenizer is ``tokenizer``, or the demo's."""
     known = TokenizerSettings(default_name="demo" if tokenizer is None else "given", folders={"given": Path("given")})
-    catalog = TokenizerCatalog(known) if tokenizer is None else TokenizerCatalog(known, load=lambda *_: tokenizer)
+    catalog = TokenizerCatalog(known) if tokenizer is None else TokenizerCatalog(known, load=lambda _, **__: tokenizer)
     return TrainerSide(one_engine(engine, catalog), settings, sink=sink, **options)
 
 

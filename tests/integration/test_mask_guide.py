@@ -65,6 +65,11 @@ async def test_our_rollout_server_plays_with_the_session(caplog: pytest.LogCaptu
     assert [line[:7] for line in said if line.startswith("Turn")] == ["Turn 1:", "Turn 2:"]
 
 
+async def test_a_turn_has_the_time_of_the_settings_and_no_less(tokenizer: Any) -> None:
+    async with RolloutSession("r", tokenizer, "http://127.0.0.1:1")._trainer() as calls:
+        assert calls._session.timeout.total is None
+
+
 @pytest.mark.parametrize("appends", ["nothing", "the reply, too"])
 async def test_a_session_masks_the_tool_outputs_between_two_calls(appends: str, tokenizer: Any) -> None:
     async with trainer_with_an_engine() as (trainer, url):

@@ -278,10 +278,10 @@ async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
     response, events = _EventStream(request), asked.dialect.events(asked.given)
     events_to_send: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def tell(one: ChatReply | Piece) -> None:
+    def emit(one: ChatReply | Piece) -> None:
         events_to_send.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
 
-    task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, tell))
+    task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, emit))
     task.add_done_callback(lambda _: events_to_send.put_nowait(b""))
     try:
         while not (task.done() and events_to_send.empty()):

@@ -81,6 +81,7 @@ class JobBackend:
             self._chats[key] = ChatTokens(self.tokenizer, options)
             if len(self._chats) > REMEMBERED_TEMPLATES:
                 self._chats.popitem(last=False)
+        self._chats.move_to_end(key)
         return self._chats[key]
 
     def tokens_of_image(self, image: Image) -> int:

@@ -1,7 +1,7 @@
 """Pure: converts sampled ids into the message for the client, in pieces as they come.
 
 Text that may begin a stop sequence, a thought or a tool call is held back until that is decided. A malformed call stays
-text, which is sent when the turn has ended; if arguments of it were told already, those are the call, without their
+text, which is sent when the turn has ended; if arguments of it were sent already, those are the call, without their
 last brace. The pieces together are the recorded message, however the ids came.
 
 ``<think>`` begins a thought in the reply, or at the end of the prompt. ``<thinking>`` is requested by prompts and stays
@@ -42,7 +42,7 @@ def first_stop(text: str, stops: Sequence[str]) -> str | None:
 
 
 class ReplyStream:
-    """The message of one turn. ``tell``, if given, gets ``begun`` with the first ids, then the pieces."""
+    """The message of one turn. ``emit``, if given, gets ``begun`` with the first ids, then the pieces."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ReplyStream:
         body: ChatBody,
         prompt_ids: Sequence[int],
         begun: ChatReply,
-        tell: Listener | None,
+        emit: Listener | None,
         *,
         name: str,
     ) -> None:
@@ -60,51 +60,51 @@ class ReplyStream:
         self._scanner = _Scanner(
             name,
             body.offered_tools,
-            streams=tell is not None,
+            streams=emit is not None,
             separates=body.separate_reasoning,
             in_thought=opens_thought(chat, prompt_ids),
         )
         self._begun = begun
-        self._untold: list[ChatReply | Piece] = [begun]
-        self._tell = tell
-        self._said: dict[str, Any] = {}
+        self._pending: list[ChatReply | Piece] = [begun]
+        self._emit = emit
+        self._message: dict[str, Any] = {}
 
     def add(self, ids: Sequence[int]) -> None:
-        """Tells what the next ids add."""
+        """Emits what the next ids add."""
         self._note(self._scanner.add(self._cut.add(self._text.add(ids))))
-        self.tell_rest()
+        self.emit_rest()
 
     def end(self, output_ids: Sequence[int]) -> Message:
-        """Returns the message of a turn with those ids, of which any number were added before. Tells nothing."""
+        """Returns the message of a turn with those ids, of which any number were added before. Emits nothing."""
         text = self._cut.add(self._text.end(output_ids)) + self._cut.end()
         self._note(self._scanner.add(text, is_last=True))
-        for call in self._said.get(TOOL_CALLS, ()):
+        for call in self._message.get(TOOL_CALLS, ()):
             call["function"]["arguments"] = read_arguments(call["function"]["arguments"])
-        return {"role": "assistant", CONTENT: "", **self._said}
+        return {"role": "assistant", CONTENT: "", **self._message}
 
     @property
-    def has_told(self) -> bool:
+    def has_emitted(self) -> bool:
         """True if the client may have heard a part of it."""
-        return self._begun not in self._untold
+        return self._begun not in self._pending
 
-    def tell_rest(self) -> None:
-        """Tells what was not told yet."""
-        untold, self._untold = self._untold, []
-        if self._tell is not None:
-            for one in untold:
-                self._tell(one)
+    def emit_rest(self) -> None:
+        """Emits what was not emitted yet."""
+        pending, self._pending = self._pending, []
+        if self._emit is not None:
+            for one in pending:
+                self._emit(one)
 
     def _note(self, pieces: Sequence[Piece]) -> None:
-        self._untold += pieces
+        self._pending += pieces
         for piece in pieces:
             if piece.call_id:
                 function = {"name": piece.name, "arguments": piece.text}
                 call = {"id": piece.call_id, "type": "function", "function": function}
-                self._said.setdefault(TOOL_CALLS, []).append(call)
+                self._message.setdefault(TOOL_CALLS, []).append(call)
             elif piece.key == TOOL_CALLS:
-                self._said[TOOL_CALLS][-1]["function"]["arguments"] += piece.text
+                self._message[TOOL_CALLS][-1]["function"]["arguments"] += piece.text
             else:
-                self._said[piece.key] = self._said.get(piece.key, "") + piece.joint + piece.text
+                self._message[piece.key] = self._message.get(piece.key, "") + piece.joint + piece.text
 
 
 class _Text:
@@ -115,7 +115,7 @@ class _Text:
         self._ids: list[int] = []
         self._start = self._end = 0
         """The ids in which the last text was added: they are decoded again with the next, which may change them."""
-        self._said: list[str] = []
+        self._texts: list[str] = []
 
     def add(self, ids: Sequence[int], *, is_last: bool = False) -> str:
         self._ids += ids
@@ -125,11 +125,11 @@ class _Text:
         if (text.endswith(HALF_CHARACTER) and not is_last) or len(text) <= len(before):
             return ""
         self._start, self._end = self._end, end
-        self._said.append(text[len(before) :])
-        return self._said[-1]
+        self._texts.append(text[len(before) :])
+        return self._texts[-1]
 
     def end(self, output_ids: Sequence[int]) -> str:
-        whole, said = self._chat.text(output_ids), "".join(self._said)
+        whole, said = self._chat.text(output_ids), "".join(self._texts)
         if whole.startswith(said):
             return whole[len(said) :]
         # Bytes that are no text, which some tokenizers decode by what follows: it goes on from what was sent.
@@ -166,7 +166,7 @@ class _Scanner:
     def __init__(
         self, name: str, tools: Sequence[Mapping[str, Any]], *, streams: bool, separates: bool, in_thought: bool
     ) -> None:
-        """``streams``: the arguments of calls are told as they come."""
+        """``streams``: the arguments of calls are emitted as they come."""
         self._name = name
         self._calls = 0
         self._tools = tools
@@ -178,8 +178,8 @@ class _Scanner:
         self._in_quote = False
         self._held = ""
         self._called = StreamedCall(tools)
-        """The call that is held, with what was told of it, and where its first mark stands."""
-        self._is_told = False
+        """The call that is held, with what was emitted of it, and where its first mark stands."""
+        self._is_emitted = False
         self._mark: int | None = None
         self._looked = 0
         """Characters of the held call in which marks were looked for."""
@@ -206,14 +206,14 @@ class _Scanner:
         mark = self._pattern.search(held, at)
         until = self._until(held, at, mark, self._marks, is_last=is_last)
         if until > at or mark is None:
-            return self._say(CONTENT, held[at:until], until)
+            return self._add_text(CONTENT, held[at:until], until)
         if mark[0] == CALL:
             return self._call(held, at, is_last=is_last)
         self._in_thought, self._in_quote = mark[0] == THINK, mark[0] == QUOTE
         if self._in_thought and self._separates:
             self._run = ""
             return mark.end()
-        return self._say(CONTENT, mark[0], mark.end())
+        return self._add_text(CONTENT, mark[0], mark.end())
 
     def _until(self, held: str, at: int, mark: re.Match[str] | None, marks: Sequence[str], *, is_last: bool) -> int:
         """Returns up to where a text without marks is decided."""
@@ -224,14 +224,14 @@ class _Scanner:
     def _thought(self, held: str, at: int, *, is_last: bool) -> int:
         mark = _THINK_END.search(held, at)
         until = self._until(held, at, mark, (THINK_END,), is_last=is_last)
-        self._say(REASONING if self._separates else CONTENT, held[at:until], until)
+        self._add_text(REASONING if self._separates else CONTENT, held[at:until], until)
         if mark is None:
             return until
         self._in_thought = False
         if self._separates:
             self._run = ""
             return mark.end()
-        return self._say(CONTENT, THINK_END, mark.end())
+        return self._add_text(CONTENT, THINK_END, mark.end())
 
     def _quote(self, held: str, at: int, *, is_last: bool) -> int:
         """Goes on in ``<thinking>``. If that is never closed, its calls count, so that it waits at the first."""
@@ -239,44 +239,44 @@ class _Scanner:
         if closing >= 0 or is_last:
             self._in_quote = False
             end = closing + len(QUOTE_END)
-            return self._say(CONTENT, held[at:end], end) if closing >= 0 else self._step(held, at, is_last=is_last)
+            return self._add_text(CONTENT, held[at:end], end) if closing >= 0 else self._step(held, at, is_last=is_last)
         mark = _UNDECIDED_IN_QUOTE.search(held, at)
         until = self._until(held, at, mark, (THINK, CALL, QUOTE_END), is_last=False)
-        return self._say(CONTENT, held[at:until], until)
+        return self._add_text(CONTENT, held[at:until], until)
 
     def _call(self, held: str, at: int, *, is_last: bool) -> int:
-        """Goes on in a call. Until it can be read, only what stands before its first mark is told of its arguments."""
+        """Goes on in a call. Until it can be read, only arguments before its first mark are emitted."""
         found = _CALL_MARK.search(held, at + max(len(CALL), self._looked - len(CALL_END)))
         self._looked = len(held) - at
         if self._mark is None and found is not None:
             self._mark = found.start() - at
         if self._streams:
             undecided = len(held) if is_last else begins_at(held, at + len(CALL), (CALL, CALL_END))
-            self._tell_call(self._called.read(held, at, undecided if self._mark is None else at + self._mark))
+            self._emit_call(self._called.read(held, at, undecided if self._mark is None else at + self._mark))
         if found is None and not is_last:
             return at
         call, end, is_whole = call_at(held, at, self._tools)
         is_over = is_whole and (is_last or held.endswith(CALL_END, at, end) or held.startswith(CALL, end))
         if is_over and call.problem is None:
-            self._tell_rest_of_call(call, held, at, end)
+            self._emit_rest_of_call(call, held, at, end)
             return self._end_call(end)
-        if self._is_told and (is_last or self._called.is_broken):
+        if self._is_emitted and (is_last or self._called.is_broken):
             mark = None if self._mark is None else at + self._mark
             return self._end_call(len(held) if mark is None else mark + len(CALL_END) * held.startswith(CALL_END, mark))
-        if is_over and not self._is_told:
-            return self._say(CONTENT, held[at:end], self._end_call(end))
-        return self._say(CONTENT, CALL, self._end_call(at + len(CALL))) if is_last else at
+        if is_over and not self._is_emitted:
+            return self._add_text(CONTENT, held[at:end], self._end_call(end))
+        return self._add_text(CONTENT, CALL, self._end_call(at + len(CALL))) if is_last else at
 
-    def _tell_call(self, arguments: str) -> None:
-        """Tells what was read of the arguments of the call, which begins with its name."""
-        if self._called.name and not self._is_told:
+    def _emit_call(self, arguments: str) -> None:
+        """Emits what was read of the arguments of the call, which begins with its name."""
+        if self._called.name and not self._is_emitted:
             self._pieces.append(self._begun_call(self._called.name, arguments))
-            self._is_told = True
+            self._is_emitted = True
         elif arguments:
             self._pieces.append(Piece(key=TOOL_CALLS, text=arguments))
 
-    def _tell_rest_of_call(self, call: ToolCall, held: str, at: int, end: int) -> None:
-        if self._is_told:
+    def _emit_rest_of_call(self, call: ToolCall, held: str, at: int, end: int) -> None:
+        if self._is_emitted:
             self._pieces.append(Piece(key=TOOL_CALLS, text=self._called.read(held, at, end) + "}"))
         else:
             self._pieces.append(self._begun_call(call.name, orjson.dumps(call.arguments).decode()))
@@ -289,12 +289,12 @@ class _Scanner:
     def _end_call(self, end: int) -> int:
         """Makes ready for the next call; returns ``end``."""
         self._called = StreamedCall(self._tools)
-        self._is_told = False
+        self._is_emitted = False
         self._mark = None
         self._looked = 0
         return end
 
-    def _say(self, key: str, text: str, until: int) -> int:
+    def _add_text(self, key: str, text: str, until: int) -> int:
         """Adds a piece of text, without white space around the text that it is part of; returns ``until``."""
         joint = ""
         if self._run != key:

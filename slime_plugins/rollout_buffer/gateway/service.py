@@ -120,7 +120,7 @@ class Gateway:
         self._beat_at = -math.inf
 
     async def start(self) -> None:
-        """Tells the other processes of this one, and starts the background loop, which expires sessions.
+        """Stores that this process runs, and starts the background loop, which expires sessions.
 
         Before, it loads the tokenizers of open sessions: the port is served afterwards, and until then other processes
         take the connections, or they wait.
@@ -205,8 +205,8 @@ class Gateway:
                 )
             scored_turns = session.recording.last_number
             if body.scoring_url is not None:
-                told = {**self.describe(session), "messages": list(session.view.messages)}
-                rewards = await score(ScoringRequest(url=body.scoring_url, body=told))
+                content = {**self.describe(session), "messages": list(session.view.messages)}
+                rewards = await score(ScoringRequest(url=body.scoring_url, body=content))
             elif body.reward is not None:
                 rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
@@ -287,10 +287,10 @@ class Gateway:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def chat(self, asked: TurnRequest, tell: Listener | None = None) -> Answer:
+    async def chat(self, asked: TurnRequest, emit: Listener | None = None) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
-        ``tell`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
+        ``emit`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
         once the turn is stored.
 
         The caller calls the registry's ``note_sent`` once it has delivered the answer, or cannot: a turn that never
@@ -306,34 +306,34 @@ class Gateway:
         while is_retry and (other := session.answering.get(request)) is not None:
             await asyncio.wait([other])
         turn = session.recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
-        is_told = False
+        is_emitted = False
         if turn is None:
             with session.answers(request):
                 session.recording.forget(request)
                 await self._check_limits(session, backend)
-                turn, is_told = await self._sample_turn(asked, backend, chat, request, tell)
+                turn, is_emitted = await self._sample_turn(asked, backend, chat, request, emit)
         if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
-        if tell is not None and not is_told:
-            tell(self._begun(session, body, turn.name, 0))
+        if emit is not None and not is_emitted:
+            emit(self._begun(session, body, turn.name, 0))
             for piece in pieces_of(turn.message):
-                tell(piece)
+                emit(piece)
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
 
     async def _sample_turn(
-        self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, tell: Listener | None
+        self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, emit: Listener | None
     ) -> tuple[Turn, bool]:
         """Samples and stores a turn. Returns it and True, or what another process has answered meanwhile and False."""
         session, body, name = asked.session, asked.body, reply_name()
         prompt = await self._prompt(asked, chat)
         begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
-        stream = ReplyStream(chat, body, prompt.ids, begun, tell, name=name)
+        stream = ReplyStream(chat, body, prompt.ids, begun, emit, name=name)
         sampling = GenerateRequest(
             input_ids=prompt.ids,
             sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
             session_id=session.name,
             images=[session.images[sha256] for sha256 in prompt.images],
-            on_tokens=None if tell is None else stream.add,
+            on_tokens=None if emit is None else stream.add,
         )
         sampled = await self._sampled(session, backend, sampling)
         message = stream.end(sampled.output_ids)
@@ -352,8 +352,8 @@ class Gateway:
         is_continued = bool(sampled.breaks)  # ``sglang_protocol.can_be_continued`` decides
         turn = await self._store_turn(asked, own, view, is_continued=is_continued)
         if turn is own:
-            stream.tell_rest()
-        elif stream.has_told:
+            stream.emit_rest()
+        elif stream.has_emitted:
             raise UnavailableError("another process has answered this request meanwhile: ask again")
         return turn, turn is own
 

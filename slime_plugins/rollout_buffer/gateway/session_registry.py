@@ -181,7 +181,7 @@ class SessionRegistry:
         if session.ended is not None:
             return
         session.recording.note_sent(turn, sent=sent)
-        if not sent:
+        if not turn.sent:
             self._note(self.turns.note_sent, session.claim, turn.number, sent=False)
             logger.info("session %s: turn %d did not reach its client and is not recorded",
                         session.name, turn.number, extra=log_fields(session))  # fmt: skip

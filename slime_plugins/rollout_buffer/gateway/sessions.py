@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+import tempfile
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,11 +42,12 @@ class SessionKeys:
     def load(cls, data_dir: Path) -> SessionKeys:
         """Reads the secret of a data directory; creates it on first use."""
         path = data_dir / "gateway_secret"
-        try:
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        if not path.exists():
+            with tempfile.NamedTemporaryFile("w", dir=data_dir) as file:
                 file.write(secrets.token_hex(32))
-        except FileExistsError:
-            pass
+                file.flush()
+                with contextlib.suppress(FileExistsError):  # another process was first
+                    os.link(file.name, path)
         return cls(path.read_bytes())
 
     def key_of(self, session_id: str) -> str:

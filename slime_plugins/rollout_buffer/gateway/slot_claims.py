@@ -125,10 +125,9 @@ class SlotClaims:
             raise BusyError(f"{max_sessions} sessions are open, which is the limit: close some")
         job = _job_for_claim(connection, job_id)
         group, slot = _free_slot(connection, job, instance_id)
-        if group.opened_at is None:
-            _check_room(connection, job)
         now = self._buffer.clock()
         if group.opened_at is None:
+            _check_room(connection, job)
             group_rows.update_group(connection, group.key, opened_at=now)
         attempt = attempt_rows.insert_attempt(
             connection, group.key, slot, job.fence, now, idle_timeout_s=idle_timeout_s

@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import RolloutConflictEr
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, ToolProvider
+from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import open_connections
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 
@@ -134,8 +135,5 @@ class AgentSide:
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:
-            # No proxies from the environment. Connections are not reused, so that no call fails on a stale one.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+            self._session = open_connections()
         return self._session

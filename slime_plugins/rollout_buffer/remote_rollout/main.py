@@ -43,7 +43,8 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     key = read_token(settings.token_file) if settings.token_file is not None else None
     catalog = TokenizerCatalog(settings.tokenizer_settings())
     engine = make_engine(settings.engine_url) if settings.engine_url is not None else None
-    sink = _sink(settings)
+    url = settings.buffer_url
+    sink = None if url is None else AsyncRolloutBufferClient(url, token=token_from_environment())
     agent = AgentSide(
         AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
         tokenizers=catalog,
@@ -68,9 +69,3 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
         for end in (engine, sink):
             if end is not None:
                 await end.close()
-
-
-def _sink(settings: RemoteRolloutSettings) -> AsyncRolloutBufferClient | None:
-    if settings.buffer_url is None:
-        return None
-    return AsyncRolloutBufferClient(settings.buffer_url, token=token_from_environment())

@@ -61,11 +61,11 @@ def create_app(
 def _answering_for(allowed: Collection[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        async def checked(request: web.Request) -> web.StreamResponse:
+        try:
             check_page(request.headers, allowed)
-            return await handler(request)
-
-        return await _answered(checked)(request)
+        except RolloutBufferError as error:
+            return error_response(error)
+        return await handler(request)
 
     return guard
 

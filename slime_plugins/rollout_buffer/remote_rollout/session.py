@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, is_same_reply
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from slime_plugins.rollout_buffer.remote_rollout.token_counts import ExpectedTurn, TokenCounter
-from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls
+from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import MaskRefusedError, TrainerCalls, open_connections
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.types import Message
 
@@ -171,5 +171,5 @@ class RolloutSession:
                 self._calls = TrainerCalls(self._http, self.server_url, self._api_key, self._settings)
             yield self._calls
             return
-        async with aiohttp.ClientSession() as http:
+        async with open_connections() as http:
             yield TrainerCalls(http, self.server_url, self._api_key, self._settings)

@@ -28,16 +28,15 @@ _MAIN: Final = "main"
 
 logger = logging.getLogger(__name__)
 
-Load = Callable[[str, str | None, bool, bool], Any]
 Key = tuple[str, str | None, bool]
 
 
 class TokenizerCatalog:
     """Returns tokenizers by name and revision. ``load`` is replaced in tests."""
 
-    def __init__(self, settings: TokenizerSettings | None = None, *, load: Load | None = None) -> None:
+    def __init__(self, settings: TokenizerSettings | None = None, *, load: Callable[..., Any] = load_tokenizer) -> None:
         self._settings = settings or TokenizerSettings()
-        self._load = load or _load
+        self._load = load
         self._kept: OrderedDict[Key, asyncio.Task[ChatTokens]] = OrderedDict()
 
     async def get(self, name: str | None, revision: str | None = None) -> ChatTokens:
@@ -98,8 +97,8 @@ class TokenizerCatalog:
     async def _loaded(self, key: Key, asked: str) -> ChatTokens:
         name, revision, trusted = key
         try:
-            tokenizer = await asyncio.to_thread(self._load, name, revision, trusted, self._settings.download)
-            tokens = ChatTokens(tokenizer)
+            options = {"trusted": trusted, "revision": revision, "download": self._settings.download}
+            tokens = ChatTokens(await asyncio.to_thread(self._load, name, **options))
         except ConfigError as error:
             raise TokenizerRefusedError(f"tokenizer {asked!r} cannot be used: {error.message}") from error
         except Exception as error:
@@ -115,10 +114,6 @@ class TokenizerCatalog:
         failed = done.cancelled() or done.exception() is not None
         if failed and self._kept.get(key) is done:
             del self._kept[key]
-
-
-def _load(name: str, revision: str | None, trusted: bool, download: bool) -> Any:
-    return load_tokenizer(name, trusted=trusted, revision=revision, download=download)
 
 
 def _first_line(error: Exception) -> str:

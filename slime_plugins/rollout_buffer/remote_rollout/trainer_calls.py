@@ -37,6 +37,16 @@ class _UnansweredError(Exception):
     """The effect of the call is unknown; it may be repeated if the trainer recognises turns."""
 
 
+def open_connections() -> aiohttp.ClientSession:
+    """Returns connections to trainers, without a time limit: ``AgentSettings`` has those of turns and rollouts.
+
+    They are not reused, so that no call fails on a stale one, and take no proxies from the environment.
+    """
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    return aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+
+
 class TrainerCalls:
     """The calls of one rollout to its trainer."""
 

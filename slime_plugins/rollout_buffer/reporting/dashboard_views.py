@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from slime_plugins.rollout_buffer.errors import NotFoundError
 from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
-from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, like_pattern
+from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, LOWEST, like_pattern
 from slime_plugins.rollout_buffer.reporting.job_description import job_progress
 from slime_plugins.rollout_buffer.reporting.job_snapshot import take_snapshot
 from slime_plugins.rollout_buffer.reporting.time_series import (
@@ -230,11 +230,10 @@ _MEANS = (
     "(SELECT key FROM trajectories INDEXED BY trajectories_late WHERE job_key = ? AND late = 1) GROUP BY group_key) "
 )
 _JOINED = " LEFT JOIN means ON means.group_key = groups.key"
-_LOWEST = -1.0e300
 _GROUP_COLUMNS = {
     "updated_at": _TOUCHED,
     "instance_id": "instance_id",
-    "reward_mean": f"coalesce(mean, {_LOWEST})",
+    "reward_mean": f"coalesce(mean, {LOWEST})",
 }
 
 

@@ -221,7 +221,7 @@ _TABLES = (
 )
 _LIGHT = _COLUMNS + _TABLES
 _BY_ORDER = "trajectories_to_look_at"
-_LOWEST = -1.0e300
+LOWEST = -1.0e300
 _TOTALS = (
     "SELECT count(*) AS trajectories, avg(reward) AS reward_mean, min(reward) AS reward_min, "
     "max(reward) AS reward_max, avg(success >= 1) AS success, avg(turns) AS turns, "
@@ -233,7 +233,7 @@ class _Order:
     """The order of a page, as SQL: the condition of its cursor, and the ORDER BY. A cursor is a row's key."""
 
     def __init__(self, page: TrajectoryPageQuery) -> None:
-        column = "trajectories.key" if page.sort == "created_at" else f"coalesce(trajectories.{page.sort}, {_LOWEST})"
+        column = "trajectories.key" if page.sort == "created_at" else f"coalesce(trajectories.{page.sort}, {LOWEST})"
         direction, beyond = ("DESC", "<") if page.order == "descending" else ("ASC", ">")
         self.by = f"ORDER BY {column} {direction}, trajectories.key {direction}"
         self.values: list[Any] = [] if page.cursor is None else [page.cursor]
@@ -243,9 +243,7 @@ class _Order:
         elif page.cursor is None:
             self.after = "TRUE"
         else:
-            of_cursor = (
-                f"SELECT coalesce(last.{page.sort}, {_LOWEST}), last.key FROM trajectories AS last WHERE key = ?"
-            )
+            of_cursor = f"SELECT coalesce(last.{page.sort}, {LOWEST}), last.key FROM trajectories AS last WHERE key = ?"
             self.after = f"({column}, trajectories.key) {beyond} ({of_cursor})"
 
 

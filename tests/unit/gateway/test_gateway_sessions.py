@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
+from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
@@ -135,16 +137,6 @@ async def test_paused_and_cancelled_jobs_hand_out_no_slots(gateway: GatewayUnder
     assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 503
     gateway.buffer.change_job(job.job_id, "cancel")
     assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 409
-
-
-async def test_no_more_sessions_than_the_limit(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative(), max_sessions=1) as gateway:
-        job = start_session_job(gateway.buffer)
-        opened = await gateway.open(job)
-        refused = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
-        assert refused.status == 429
-        await gateway.call("POST", f"/sessions/{opened['session_id']}/abandon", {})
-        await gateway.open(job)
 
 
 async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
@@ -600,6 +592,23 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
         assert (await gateway.call("POST", close, {"reward": 1})).status == 401
         assert (await gateway.call("POST", close, {"reward": 1}, bearer=first["api_key"])).status == 200
         assert (await gateway.call("GET", "/health")).status == 200
+
+
+def test_processes_that_start_at_once_on_a_new_folder_share_one_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[SessionKeys] = []
+
+    def token(size: int) -> str:
+        if not others:
+            others.append(SessionKeys(b""))
+            others[0] = SessionKeys.load(tmp_path)
+        return f"{len(others)}" * size
+
+    monkeypatch.setattr(secrets, "token_hex", token)
+    key = SessionKeys.load(tmp_path).key_of("1.0.0.0.1")
+    assert others[0].verify(key) == "1.0.0.0.1"
+    assert [(one.name, one.stat().st_mode & 0o777) for one in tmp_path.iterdir()] == [("gateway_secret", 0o600)]
 
 
 async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:

@@ -331,10 +331,12 @@ async def test_the_limit_of_sessions_and_health_count_those_of_all_workers(tmp_p
     async with two_workers(tmp_path, max_sessions=2) as workers:
         job = start_session_job(workers.first.buffer, n=4)
         for gateway in (workers.first, workers.second):
-            await gateway.open(job)
+            opened = await gateway.open(job)
         for gateway in (workers.first, workers.second):
             assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 429
             assert (await gateway.call("GET", "/health")).body["sessions"] == 2
+        await workers.first.abandon(opened)
+        await workers.second.open(job)
 
 
 async def test_before_it_serves_a_process_loads_the_tokenizers_of_open_sessions_alone(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_what_is_told_in_any_pieces_is_the_message_of_the_whole_reply(
     for start, end in itertools.pairwise(cuts):
         stream.add(ids[start:end])
     message = stream.end(ids)
-    stream.tell_rest()
+    stream.emit_rest()
     assert without_call_ids(message) == put_together(told)
     assert message == reply_stream(prompt, told.append, **body).end(ids)
     if all(isinstance(call["function"]["arguments"], dict) for call in message.get("tool_calls", ())):
@@ -106,7 +106,7 @@ def test_any_tokens_are_told_as_the_text_that_they_decode_to(ids: list[int], dat
     for token_id in ids[: data.draw(st.integers(0, len(ids)))]:
         stream.add([token_id])
     assert stream.end(ids)["content"] == chat.text(ids)
-    stream.tell_rest()
+    stream.emit_rest()
     assert put_together(told)["content"] == chat.text(ids)
 
 
@@ -129,7 +129,7 @@ def test_of_bytes_that_turn_out_to_be_no_text_what_was_told_is_recorded(ids: lis
     for token_id in ids[: data.draw(st.integers(0, len(ids)))]:
         stream.add([token_id])
     message = stream.end(ids)
-    stream.tell_rest()
+    stream.emit_rest()
     assert message == put_together(told)
 
 

@@ -119,7 +119,7 @@ def test_the_message_that_a_client_puts_together_and_sends_back_is_the_recorded_
     for start, end in itertools.pairwise(cuts):
         stream.add(ids[start:end])
     message = stream.end(ids)
-    stream.tell_rest()
+    stream.emit_rest()
     said.extend(events.end(replace(BEGUN, message=message, usage=USAGE, finish_reason=finish_reason)))
     WIRE.events = b"".join(said)
     echo()

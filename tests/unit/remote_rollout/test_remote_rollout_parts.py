@@ -134,7 +134,7 @@ class Loads:
         self.calls: list[tuple[str, str | None, bool, bool]] = []
         self.error = error
 
-    def __call__(self, name: str, revision: str | None, trusted: bool, download: bool) -> Any:
+    def __call__(self, name: str, *, trusted: bool, revision: str | None, download: bool) -> Any:
         self.calls.append((name, revision, trusted, download))
         if self.error is not None:
             raise self.error
@@ -151,7 +151,7 @@ async def test_only_listed_names_bring_their_own_code() -> None:
 
 async def test_a_tokenizer_without_a_template_is_refused() -> None:
     bare = load("small-plain")
-    catalog = TokenizerCatalog(load=lambda *_: _Bare(bare))
+    catalog = TokenizerCatalog(load=lambda _, **__: _Bare(bare))
     with pytest.raises(TokenizerRefusedError, match="has no chat template"):
         await catalog.get("org/model")
 
