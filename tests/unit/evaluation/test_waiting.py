@@ -1,0 +1,50 @@
+"""The wait for an evaluation's job goes on while the buffer, or a proxy before it, does not answer for a while."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import requests
+
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import BusyError, RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.evaluation import evaluate
+
+
+class Flaky:
+    """A client whose job is paused until a resume that does not fail, and finished then."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.state = "paused"
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        self.fail()
+        return {"state": self.state, "cause_code": "", "cause": ""}
+
+    def resume(self, job_id: str) -> None:
+        self.fail()
+        self.state = "finished"
+
+    def fail(self) -> None:
+        if self.failures and (failure := self.failures.pop(0)) is not None:
+            raise failure
+
+
+@pytest.mark.parametrize("failure", [requests.ConnectionError("gone"), UnavailableError("not now"), BusyError("429")])
+@pytest.mark.parametrize("at_resume", [False, True])
+def test_a_call_that_fails_for_a_while_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception, at_resume: bool
+) -> None:
+    monkeypatch.setattr(evaluate, "POLL_INTERVAL_S", 0.0)
+    failures: list[Any] = [None, failure] if at_resume else [failure]
+    client = cast("RolloutBufferClient", Flaky(*failures))
+    assert evaluate._follow(client, "job", lambda job: None)["state"] == "finished"
+
+
+def test_a_buffer_that_stays_silent_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(evaluate, "SILENCE_TIMEOUT_S", -1.0)
+    with pytest.raises(RolloutBufferError, match="does not answer any more: gone"):
+        evaluate._follow(cast("RolloutBufferClient", Flaky(requests.ConnectionError("gone"))), "job", lambda job: None)
