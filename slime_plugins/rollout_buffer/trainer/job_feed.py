@@ -54,7 +54,7 @@ class JobEndedError(RolloutBufferError):
 
 
 class JobStalledError(RolloutBufferError):
-    """The buffer reported for ``MAX_STANDSTILL_S`` that the job is blocked."""
+    """The buffer reported for ``MAX_STANDSTILL_S`` that the job is blocked, or attempts that were given up run on."""
 
     code = "job_stalled"
 
@@ -200,11 +200,19 @@ class JobFeed:
         Raises:
             NotFoundError: there is no such job.
             RetriesUsedUpError: as ``with_retries``.
+            JobStalledError: attempts that were given up still run after ``MAX_STANDSTILL_S``.
         """
+        began = noted = time.monotonic()
         while True:
             job = await self._with_retries("drain", lambda: self._client.drain(self.job_id, stop=stop))
-            if not (job.get("attempts") or {}).get("running"):
+            running, now = (job.get("attempts") or {}).get("running"), time.monotonic()
+            if not running:
                 return
+            if now - noted > LOG_INTERVAL_S:
+                noted = now
+                logger.info("waited %.0f s for %d running attempts of job %s", now - began, running, self.job_id)
+            if stop and now - began > MAX_STANDSTILL_S:
+                raise JobStalledError(f"{running} attempts of job {self.job_id} were given up and do not end")
             await asyncio.sleep(MIN_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:

@@ -11,7 +11,7 @@ from slime.utils.mask_utils import WeightVersionSpan
 from slime_plugins.rollout_buffer import InputExhaustedError, JobEndedError, RolloutFeed, RolloutRow
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import job_feed
-from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
+from slime_plugins.rollout_buffer.trainer.job_feed import JobStalledError, RetriesUsedUpError
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 from tests.loopback_buffer import LoopbackBuffer, ScriptedReply
@@ -225,6 +225,20 @@ def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: Lo
     acknowledged = [len(poll.get("ack", ())) for poll in buffer.bodies("/get_rollout_data")]
     assert len(batch) == 4
     assert acknowledged == [0, 0, 2, 0]
+
+
+def test_attempts_that_were_given_up_and_do_not_end_are_an_error(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_feed, "MAX_STANDSTILL_S", -1.0)
+    running = ScriptedReply(body=b'{"state": "paused", "attempts": {"running": 2}}')
+    with feed_of(buffer) as feed:
+        feed.start()
+        buffer.script("/jobs/job/drain", running, running)
+        feed.drain()  # they may be as long as an attempt
+        buffer.script("/jobs/job/drain", running)
+        with pytest.raises(JobStalledError, match="2 attempts of job job were given up and do not end"):
+            feed.drain(stop=True)
 
 
 def test_what_the_trainer_computed_is_reported_of_its_job_before_the_feed_closes(buffer: LoopbackBuffer) -> None:
