@@ -73,6 +73,8 @@ def _text_unshown(given: Any) -> str:
 
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number_of_text)]
 Seconds = Annotated[Number, Field(gt=0), MustBe("a number of more than 0 seconds")]
+WaitSeconds = Annotated[Seconds, Field(le=300), MustBe("a number of more than 0 and at most 300 seconds")]
+LeaseSeconds = Annotated[Seconds, Field(le=604800), MustBe("a number of more than 0 and at most 604800 seconds")]
 Whole = Annotated[int, Field(ge=0), MustBe("a whole number of at least 0")]
 RowsOfReport = Annotated[Whole, Field(le=1000), MustBe("a whole number from 0 to 1000")]
 AtLeastOne = Annotated[int, Field(ge=1), MustBe("a whole number of at least 1")]
@@ -90,10 +92,10 @@ class BufferAttributes(WireRecord):
     rollout_buffer_short_groups: Annotated[ShortGroups, Field(strict=False)] = ShortGroups.REFILL
     rollout_buffer_on_policy: bool = False
     rollout_buffer_exact_prompts: Literal["report", "require"] | None = None
-    rollout_buffer_wait_s: Seconds = DEFAULT_WAIT_S
-    rollout_buffer_lease_s: Seconds = DEFAULT_LEASE_S
+    rollout_buffer_wait_s: WaitSeconds = DEFAULT_WAIT_S
+    rollout_buffer_lease_s: LeaseSeconds = DEFAULT_LEASE_S
     rollout_buffer_timeout_s: Seconds = DEFAULT_TIMEOUT_S
-    rollout_buffer_image_cache_mb: Annotated[Number, Field(ge=0)] = 512.0
+    rollout_buffer_image_cache_mb: Annotated[Number, Field(ge=0), MustBe("a number of at least 0")] = 512.0
     rollout_buffer_image_fetches: AtLeastOne = 16
     rollout_buffer_image_threads: AtLeastOne = 2
     rollout_buffer_images: Literal["pixels", "tokens"] = "pixels"

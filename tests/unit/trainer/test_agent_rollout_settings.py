@@ -185,7 +185,7 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
         ({"rollout_buffer_on_exhausted": "again"}, "must be .error. or .repeat."),
         ({"rollout_batch_size": 0}, "at least 1"),
         ({"reward_key": "score"}, "are numbers"),
-        ({"rollout_buffer_lease_s": -1}, "more than 0 seconds"),
+        ({"rollout_buffer_lease_s": -1}, "more than 0 and at most 300 seconds"),
         ({"rollout_buffer_lesae_s": 60}, "rollout_buffer_lesae_s is not known; did you mean rollout_buffer_lease_s"),
         ({"rollout_buffer_xyzzy": 1}, "rollout_buffer_xyzzy is not known; known are .*rollout_buffer_job_id, "),
         ({"fetch_trajectory_retry_times": "x"}, "fetch_trajectory_retry_times must be an integer"),
@@ -206,7 +206,8 @@ def read_everything(args: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("rollout_buffer_wait_s", (0, math.nan, math.inf, "ten", [1], True)),
+        ("rollout_buffer_lease_s", (604801,)),
+        ("rollout_buffer_wait_s", (301, 0, math.nan, math.inf, "ten", [1], True)),
         ("rollout_buffer_timeout_s", (0, -1, math.inf)),
         ("rollout_buffer_image_cache_mb", (-5, math.nan, "big", True)),
         ("rollout_buffer_image_fetches", (0, -1, 1.5, "many", True)),
@@ -228,7 +229,7 @@ def read_everything(args: Any) -> None:
 )
 def test_a_value_that_an_attribute_cannot_have_is_refused_by_its_name(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
-        with pytest.raises(ConfigError, match=rf"^{name}\b.* must be |^{name} is |^{name} could"):
+        with pytest.raises(ConfigError, match=rf"^{name}\b.* must be |^{name} is "):
             read_everything(arguments(**{name: value}))
 
 
