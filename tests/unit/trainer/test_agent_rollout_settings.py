@@ -185,7 +185,7 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
         ({"rollout_buffer_on_exhausted": "again"}, "must be .error. or .repeat."),
         ({"rollout_batch_size": 0}, "at least 1"),
         ({"reward_key": "score"}, "are numbers"),
-        ({"rollout_buffer_lease_s": -1}, "more than 0 and at most 300 seconds"),
+        ({"rollout_buffer_lease_s": -1}, "more than 0"),
         ({"rollout_buffer_lesae_s": 60}, "rollout_buffer_lesae_s is not known; did you mean rollout_buffer_lease_s"),
         ({"rollout_buffer_xyzzy": 1}, "rollout_buffer_xyzzy is not known; known are .*rollout_buffer_job_id, "),
         ({"fetch_trajectory_retry_times": "x"}, "fetch_trajectory_retry_times must be an integer"),
