@@ -54,7 +54,10 @@ class JobEndedError(RolloutBufferError):
 
 
 class JobStalledError(RolloutBufferError):
-    """The buffer reported for ``MAX_STANDSTILL_S`` that the job is blocked, or attempts that were given up run on."""
+    """The buffer reported for ``MAX_STANDSTILL_S`` that the job is blocked.
+
+    Also raised if attempts that a drain gave up still run after this time.
+    """
 
     code = "job_stalled"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import pickle
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -262,12 +261,6 @@ def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_num
         RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
     ):
         tally.pause_after(ConnectionRefusedError(111, "refused"))
-
-
-def test_errors_survive_the_way_out_of_a_ray_actor() -> None:
-    error = pickle.loads(pickle.dumps(InputExhaustedError("used up", {"job_id": "j"})))
-
-    assert (str(error), error.detail) == ("used up", {"job_id": "j"})
 
 
 # --- the end of the input --------------------------------------------------------------------------------------------

@@ -182,13 +182,9 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
             "set --rollout-buffer-url .* agent_rollout_buffer_url .*--agent-rollout-buffer-url",
         ),
         ({"rollout_buffer_url": "localhost:8889"}, "must start with http"),
-        ({"rollout_buffer_on_exhausted": "again"}, "must be .error. or .repeat."),
-        ({"rollout_batch_size": 0}, "at least 1"),
         ({"reward_key": "score"}, "are numbers"),
-        ({"rollout_buffer_lease_s": -1}, "more than 0"),
         ({"rollout_buffer_lesae_s": 60}, "rollout_buffer_lesae_s is not known; did you mean rollout_buffer_lease_s"),
         ({"rollout_buffer_xyzzy": 1}, "rollout_buffer_xyzzy is not known; known are .*rollout_buffer_job_id, "),
-        ({"fetch_trajectory_retry_times": "x"}, "fetch_trajectory_retry_times must be an integer"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -206,7 +202,10 @@ def read_everything(args: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("rollout_buffer_lease_s", (604801,)),
+        ("rollout_batch_size", (0,)),
+        ("fetch_trajectory_retry_times", ("x", -2)),
+        ("rollout_buffer_on_exhausted", ("again",)),
+        ("rollout_buffer_lease_s", (-1, 604801)),
         ("rollout_buffer_wait_s", (301, 0, math.nan, math.inf, "ten", [1], True)),
         ("rollout_buffer_timeout_s", (0, -1, math.inf)),
         ("rollout_buffer_image_cache_mb", (-5, math.nan, "big", True)),
