@@ -331,11 +331,11 @@ class Buffer:
         with self.store.read() as connection:
             groups_of_known_instance(connection, job, instance_id)
 
-    def skipped_instance_ids(self, job_key: int) -> list[str]:
-        """Returns the instance ids that a plain generator must skip, once per skipped epoch."""
+    def closed_instance_ids(self, job_key: int) -> list[str]:
+        """Returns the instance ids that a plain generator skips: once per closed group."""
         with self.store.read() as connection:
             known = group_rows.known_groups(connection, job_key)
-        return [group.instance_id for group in known if group.state is GroupState.SKIPPED]
+        return [group.instance_id for group in known if group.state is not GroupState.OPEN]
 
     def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
         """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""

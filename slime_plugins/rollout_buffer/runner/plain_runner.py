@@ -62,7 +62,7 @@ class PlainRunner:
             "job_id": job.record.job_id,
             "remote_buffer_url": f"{self._buffer_url}/jobs/{quote(job.record.job_id, safe='')}",
             "remote_engine_url": job.record.engine_url,
-            "skip_instance_ids": job.buffer.skipped_instance_ids(job.key),
+            "skip_instance_ids": job.buffer.closed_instance_ids(job.key),
         }
 
     async def _run_and_close(self, run_rollout: RunRollout, data: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
-from tests.support import begun_attempt, delivered_items, poll, slots, start_played, trajectory, uids
+from tests.support import begun_attempt, delivered_items, poll, slots, start_played, trajectory, uids, write, written
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -466,6 +466,18 @@ async def test_a_plain_generator_that_raises_fails_its_job(real_time_buffer: Buf
     job = start(real_time_buffer, count=1)
     await run(real_time_buffer, job, ScriptedGenerator(by_slot), create_generator=None, run_rollout=run_rollout)
     assert "broken" in real_time_buffer.job_by_key(job.key).cause
+
+
+async def test_a_plain_generator_that_begins_again_is_told_to_skip_what_is_closed(real_time_buffer: Buffer) -> None:
+    job = start(real_time_buffer)
+    real_time_buffer.begin_running(job.key, takes_items=True)
+    (first, _) = real_time_buffer.open_groups(job.key, after=(-1, -1), limit=2)
+    write(real_time_buffer, job, written("u0", "i0", 0.0), written("u1", "i0", 1.0))
+    real_time_buffer.judge_and_close(first, group_policy(job, None))
+    told: list[Any] = []
+    plain = {"create_generator": None, "run_rollout": told.append}
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot), **plain)
+    assert [data["skip_instance_ids"] for data in told] == [["i0"]]
 
 
 @pytest.mark.parametrize("taken_over", [True, False])
