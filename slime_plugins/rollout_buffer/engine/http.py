@@ -234,7 +234,7 @@ class HttpEngine:
             EngineError: the part is invalid for ``request``.
         """
 
-    def _can_go_on(self, part: SampledPart, request: GenerateRequest) -> bool:
+    def _can_be_resumed(self, part: SampledPart, request: GenerateRequest) -> bool:
         """Returns False for an aborted part that must be sampled again.
 
         Raises:
@@ -253,7 +253,7 @@ class HttpEngine:
         sampling = SamplingParams(max_new_tokens=1)
         return GenerateRequest(input_ids=(0,), sampling_params=sampling, session_id="probe")
 
-    def _given_up(self, base_url: str, rid: str) -> None:
+    def _call_cancelled(self, base_url: str, rid: str) -> None:
         """Is called when a call was cancelled; a subclass aborts the request on the server."""
 
     # --- one turn ----------------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class HttpEngine:
             if part is not None:
                 self._check(part, request, sampled.ids)
                 is_resumed = part.finish_reason == "abort" and self._settings.resume_aborted
-                if not is_resumed or self._can_go_on(part, request):
+                if not is_resumed or self._can_be_resumed(part, request):
                     sampled.append(part)
                 if not is_resumed:
                     return await self._with_receipt(request, sampled.parts, sampled.reply(part.finish_reason))
@@ -297,7 +297,7 @@ class HttpEngine:
         try:
             return await self._called_part(request, sampled, stream)
         except RefusalError as refusal:
-            if stream is not None and stream.told:
+            if stream is not None and stream.delivered:
                 refusal.part = stream.part()
                 if refusal.part is None:
                     what = f"the engine at {self._base_url} {refusal}, in the middle of a stream"
@@ -350,7 +350,7 @@ class HttpEngine:
         except asyncio.CancelledError:
             call.cancel()
             call.add_done_callback(_ignore_result)
-            self._given_up(base_url, rid)
+            self._call_cancelled(base_url, rid)
             raise
         finally:
             self._in_flight.discard(call)
@@ -501,11 +501,11 @@ class _Sampled:
         """Appends a part; adjacent spans of one version are merged.
 
         Raises:
-            EngineError: the engine told the weight version of this part only, or of those before it only.
+            EngineError: the engine reported the weight version of this part only, or of those before it only.
         """
         offset = len(self.ids)
         if part.ids and offset and bool(part.spans) != bool(self.spans):
-            raise EngineError("the engine told the weight version of some parts of a turn only")
+            raise EngineError("the engine reported the weight version of some parts of a turn only")
         for span in part.spans:
             moved = replace(span, start=span.start + offset, end=span.end + offset)
             if self.spans and (self.spans[-1].weight_version, self.spans[-1].end) == (span.weight_version, moved.start):

@@ -54,11 +54,11 @@ class EngineFidelity:
     @property
     def complaint(self) -> str:
         """Predicates of "the engine" on why it does not run prompts exactly; empty if it does."""
-        told = {"prompts of text": self.text, "prompts with images": self.images}
+        results = {"prompts of text": self.text, "prompts with images": self.images}
         silent = [
             f"does not report the ids it ran for {kind}"
-            for kind, kept in told.items()
-            if kept is PromptIntegrity.UNKNOWN
+            for kind, result in results.items()
+            if result is PromptIntegrity.UNKNOWN
         ]
         return "; ".join([*self.findings, *silent])
 

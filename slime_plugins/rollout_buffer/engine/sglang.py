@@ -106,7 +106,7 @@ class SglangEngine(HttpEngine):
         self._requires_exact_prompts = requires_exact_prompts
         self._probes: dict[str, asyncio.Task[EngineFidelity | None]] = {}
         self._tokenizer_checks: dict[str, asyncio.Task[str | None]] = {}
-        self._told_experts = ReportedExperts()
+        self._reported_experts = ReportedExperts()
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
         self._workers: dict[str, tuple[float, tuple[str, ...]]] = {}
@@ -305,7 +305,7 @@ class SglangEngine(HttpEngine):
         asked = asked_records(request.sampling_params)
         if ROUTED_EXPERTS not in asked or self._probe_found(PromptIntegrity.CHANGED, request):
             return 0
-        return self._told_experts.start(request.session_id, ids, request.images)
+        return self._reported_experts.start(request.session_id, ids, request.images)
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
         return part_of_answer(answer, parse_generate_reply)
@@ -320,7 +320,7 @@ class SglangEngine(HttpEngine):
         if part.ids:
             self._check_records(part, request, sampled)
 
-    def _can_go_on(self, part: SampledPart, request: GenerateRequest) -> bool:
+    def _can_be_resumed(self, part: SampledPart, request: GenerateRequest) -> bool:
         params = request.sampling_params
         if not part.ids or not (has_grammar(params) or self._prompts.may_end_within(part.ids, stop_sequences(params))):
             return True
@@ -340,7 +340,7 @@ class SglangEngine(HttpEngine):
             raise EngineError(f"the engine at {redacted(self._base_url)} {_ANSWERS_NO[min(missing)]}")
         if (experts := part.records.get(ROUTED_EXPERTS)) is not None:
             ids = [*request.input_ids, *sampled, *part.ids]
-            self._told_experts.note(request.session_id, ids, request.images, experts)
+            self._reported_experts.note(request.session_id, ids, request.images, experts)
 
     async def _with_receipt(
         self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
@@ -392,7 +392,7 @@ class SglangEngine(HttpEngine):
             sampled += part.ids
         return True
 
-    def _given_up(self, base_url: str, rid: str) -> None:
+    def _call_cancelled(self, base_url: str, rid: str) -> None:
         if self._closed:
             return
         task = asyncio.create_task(self._abort(base_url, rid))

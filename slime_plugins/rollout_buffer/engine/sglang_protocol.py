@@ -208,15 +208,15 @@ def _part_of(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> SampledPart:
 class StreamedReply:
     """Puts the events of a streamed ``/generate`` together: the reply that the same request gets unstreamed.
 
-    ``tell`` gets the sampled ids as they come. Lists of an event hold all tokens so far, or with SGLang's
+    ``on_tokens`` gets the sampled ids as they come. Lists of an event hold all tokens so far, or with SGLang's
     ``--incremental-streaming-output`` those since the event before; with its older ``--stream-output``, the ids alone.
     """
 
     def __init__(
-        self, tell: Callable[[Sequence[int]], None], params: SamplingParams, end_id: int | None = None
+        self, on_tokens: Callable[[Sequence[int]], None], params: SamplingParams, end_id: int | None = None
     ) -> None:
         """``end_id`` is the tokenizer's end of a reply."""
-        self._tell = tell
+        self._on_tokens = on_tokens
         self._params = params
         self._end_id = end_id
         self._rest = b""
@@ -228,8 +228,8 @@ class StreamedReply:
         self._versions: set[str] = set()
         self._is_cumulative: bool | None = None
         """Whether each list of an event holds all tokens so far; None until the second event with tokens."""
-        self.told = 0
-        """Number of ids told."""
+        self.delivered = 0
+        """Number of ids given to ``on_tokens``."""
 
     def add(self, content: bytes) -> None:
         """Adds the next bytes of the body.
@@ -252,7 +252,7 @@ class StreamedReply:
         SGLang sends a refusal of the request, before any token, without one.
         """
         error = self._reply.get("error")
-        code = error.get("code", 200 if self.told else 400) if isinstance(error, dict) else None
+        code = error.get("code", 200 if self.delivered else 400) if isinstance(error, dict) else None
         return code if isinstance(code, int) and 400 <= code < 600 else 200
 
     def body(self) -> bytes:
@@ -266,7 +266,7 @@ class StreamedReply:
         return orjson.dumps(self._reply) if self._reply else b""
 
     def part(self) -> SampledPart | None:
-        """Returns the told part of a reply that broke off: aborted, unless its last event or id ends it.
+        """Returns the delivered part of a reply that broke off: aborted, unless its last event or id ends it.
 
         None if it cannot be continued. That is also so if the weight version changed meanwhile: which tokens are of
         which version comes with the last event.
@@ -296,10 +296,10 @@ class StreamedReply:
         if isinstance(meta.get("output_token_logprobs"), list):
             entries = self._joined(self._entries, meta["output_token_logprobs"], total)
             self._entries = meta["output_token_logprobs"] = entries
-            new = [_token(entry)[0] for entry in entries[self.told :]]
-            self.told = len(entries)
+            new = [_token(entry)[0] for entry in entries[self.delivered :]]
+            self.delivered = len(entries)
             if new:
-                self._tell(new)
+                self._on_tokens(new)
 
     def _joined(self, known: list[Any], given: list[Any], total: Any) -> list[Any]:
         if len(known) == total:

@@ -83,10 +83,10 @@ class ReportedExperts:
 
     def start(self, session_id: str, ids: Sequence[int], images: Sequence[Image]) -> int:
         """Returns the first position of a prompt whose experts are still to be reported."""
-        told = self._sessions.get(session_id)
-        if told is None or len(ids) < told.ids or len(images) < told.images:
+        earlier = self._sessions.get(session_id)
+        if earlier is None or len(ids) < earlier.ids or len(images) < earlier.images:
             return 0
-        return told.end - 1 if _digest(ids[: told.ids], images[: told.images]) == told.digest else 0
+        return earlier.end - 1 if _digest(ids[: earlier.ids], images[: earlier.images]) == earlier.digest else 0
 
     def note(self, session_id: str, ids: Sequence[int], images: Sequence[Image], records: TokenRecords) -> None:
         """Records that the experts of a sequence (prompt with its images, and sampled ids) were reported.
@@ -94,10 +94,10 @@ class ReportedExperts:
         Raises:
             EngineError: the number of layers or experts per token differs from that of the session's earlier records.
         """
-        told = self._sessions.pop(session_id, None)
-        if told is not None and told.width != records.width:
+        earlier = self._sessions.pop(session_id, None)
+        if earlier is not None and earlier.width != records.width:
             raise EngineError(
-                f"the engine sent {records.width} experts per token, after {told.width} in earlier turns: "
+                f"the engine sent {records.width} experts per token, after {earlier.width} in earlier turns: "
                 "layers or experts per token changed"
             )
         digest = _digest(ids, images)
@@ -106,12 +106,12 @@ class ReportedExperts:
             self._sessions.popitem(last=False)
 
 
-def why_misplaced(told: Sequence[TokenRecords]) -> str:
+def why_misplaced(reported: Sequence[TokenRecords]) -> str:
     """Returns, as a predicate of "the engine", why experts of ``EXPERTS_PROBES`` are at wrong positions; empty if not.
 
     Routing depends on earlier tokens only: the first position that differs must be that of the first differing id.
     """
-    first, *others = [one.split() for one in told]
+    first, *others = [one.split() for one in reported]
     seen = [_first_difference(first, other) for other in others]
     off = statistics.median_low([at - fork for at, fork in zip(seen, _FORKS, strict=True)])
     if not off:

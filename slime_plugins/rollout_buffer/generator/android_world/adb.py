@@ -33,7 +33,7 @@ class AdbServer:
             return False, str(error)
         return done.returncode == 0, (done.stdout + done.stderr).decode("utf-8", "replace").strip()
 
-    def must(self, words: Sequence[str], *, containing: str = "") -> str:
+    def expect(self, words: Sequence[str], *, containing: str = "") -> str:
         """Returns the output of a command that must succeed and must contain ``containing``.
 
         Raises:
@@ -46,5 +46,5 @@ class AdbServer:
 
     def states(self) -> dict[str, str]:
         """Returns what ``adb devices`` lists: states by serial."""
-        lines = (line.partition("\t") for line in self.must(["devices"]).splitlines())
+        lines = (line.partition("\t") for line in self.expect(["devices"]).splitlines())
         return {serial: state.strip() for serial, tab, state in lines if tab}

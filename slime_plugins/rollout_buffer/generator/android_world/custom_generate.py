@@ -141,9 +141,9 @@ async def lend_device(args: Any, needs: frozenset[str] = frozenset()) -> LeasedD
 
 async def close_resources() -> None:
     """Disconnects this event loop's devices and engines, for tests; the exit of the trainer does the same."""
-    workshop = _resources_by_loop.pop(asyncio.get_running_loop(), None)
-    if workshop is not None:
-        await workshop.close()
+    resources = _resources_by_loop.pop(asyncio.get_running_loop(), None)
+    if resources is not None:
+        await resources.close()
 
 
 # ---- shared per process ----------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: b
     images = _images_of_rows(trajectory)
     if len(images) != len(rows):
         images = [[] for _ in rows]  # a dummy row of a trajectory without a trained token
-    filled = [_onto(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
+    filled = [_copy_with_row(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
     fill_records(filled, args)
     tokenizer = _tokenizer(args.hf_checkpoint)
     for one in filled:
@@ -327,7 +327,7 @@ def _images_of_rows(trajectory: Trajectory) -> list[list[PillowImage.Image]]:
     return [[opened[sha256] for sha256 in row.images or ()] for row in rows]
 
 
-def _onto(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> Sample:
+def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> Sample:
     """Returns a copy of slime's Sample with the row and its screenshots."""
     filled = copy.copy(sample)
     filled.tokens = row.tokens
@@ -361,6 +361,6 @@ def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeEr
         extra_info={"remove_reason": error.message, "error": {"code": error.code, "message": error.message}},
     )
     (dummy,) = rows_of(SampleConverter(args, samples_per_group=1).groups([item])[0][0])
-    failed = _onto(sample, dummy, ())
+    failed = _copy_with_row(sample, dummy, ())
     fill_records([failed], args)
     return failed

@@ -179,7 +179,7 @@ def read(output: str) -> State:
             lines.append(line)
     del state["end"]
     for name, lines in state.items():
-        state[name] = sorted(filter(None, _meant(name, lines)))
+        state[name] = sorted(filter(None, _comparable_lines(name, lines)))
     return state
 
 
@@ -236,7 +236,7 @@ def not_restored(name: str, changed: Mapping[str, str], file: Path) -> DeviceErr
     )
 
 
-def _meant(name: str, lines: Iterable[str]) -> Iterable[str]:
+def _comparable_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
     """Returns the lines of a part without what changes by itself and without the folder of an app."""
     part, _, package = name.partition(":")
     if part == StatePart.SETTINGS:

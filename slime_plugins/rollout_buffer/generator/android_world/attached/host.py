@@ -67,7 +67,7 @@ class AttachedHost:
         """As ``AndroidHost.start``: connects, and waits until Android is up."""
         if not os.access(self._adb_path, os.X_OK):
             raise misconfigured(f"device: attached needs adb: adb_path names no program at {self._adb_path}")
-        self._take()
+        self._lock_device()
         try:
             self._await_up(self._start_s)
             return AndroidEndpoint(
@@ -101,7 +101,7 @@ class AttachedHost:
             self._clear(packages)
             return kept
         if way.snapshot is not None:
-            self._server.must(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], containing="OK")
+            self._server.expect(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], containing="OK")
         else:
             self._run_command(way.command or [])
         self._await_up(_RESTORE_S)
@@ -120,7 +120,7 @@ class AttachedHost:
         if lock is not None:
             lock.close()
 
-    def _take(self) -> None:
+    def _lock_device(self) -> None:
         """Locks the device against other device workers of this host."""
         if self._lock is not None:
             return
@@ -153,7 +153,7 @@ class AttachedHost:
             if not problem:
                 values = {_NAME_KEY: self.name} | dict.fromkeys(ANIMATIONS, "0")
                 for key, value in values.items():
-                    self._server.must(["-s", self._serial, "shell", "settings", "put", "global", key, value])
+                    self._server.expect(["-s", self._serial, "shell", "settings", "put", "global", key, value])
                 return
             if "unauthorized" in problem or "no permissions" in problem:
                 raise misconfigured(f"adb may not use the device {self.name}: {problem}")
@@ -171,7 +171,7 @@ class AttachedHost:
                 self._server.run("disconnect", self._entry.connect)
             _, said = self._server.run("connect", self._entry.connect)
             states = self._server.states()
-        self._serial = self._found(states)
+        self._serial = self._serial_among(states)
         state = states.get(self._serial)
         if state is None:
             there = ", ".join(f"{serial} {state}" for serial, state in states.items()) or "no device"
@@ -186,7 +186,7 @@ class AttachedHost:
         _, answer = self._server.run("-s", self._serial, "shell", "pm", "path", "android")
         return "" if "package:" in answer else f"adb shell pm path android: {answer or 'no answer'}"
 
-    def _found(self, states: dict[str, str]) -> str:
+    def _serial_among(self, states: dict[str, str]) -> str:
         """Returns the device's serial: the one of the inventory, else that of a device that holds our name."""
         if self._entry.listed_as in states:
             return self._entry.listed_as
@@ -204,9 +204,9 @@ class AttachedHost:
         for package in packages:
             installed, _ = self._server.run("-s", self._serial, "shell", "pm", "path", package)
             if installed:
-                self._server.must(["-s", self._serial, "shell", "pm", "clear", package], containing="Success")
+                self._server.expect(["-s", self._serial, "shell", "pm", "clear", package], containing="Success")
         folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
-        self._server.must(["-s", self._serial, "shell", f"rm -rf {folders}"])
+        self._server.expect(["-s", self._serial, "shell", f"rm -rf {folders}"])
 
     def _run_command(self, command: list[str]) -> None:
         environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}

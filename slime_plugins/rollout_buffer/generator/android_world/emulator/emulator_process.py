@@ -150,7 +150,7 @@ class EmulatorProcess:
         del packages
         return self.check_alive()
 
-    def _give_the_clone_up(self) -> None:
+    def _discard_clone(self) -> None:
         """The next boot, of another worker, makes the clone again."""
         self._is_spoiled = True
         mark_as_incomplete(self._avd_home, self._avd_name)
@@ -240,7 +240,7 @@ class EmulatorProcess:
                 file=self._avd_home / f"{self._avd_name}.avd" / "rollout_buffer_state.json",
                 required=frozenset(self._settings.device_options.get("check_restored", ())),
                 snapshots=SNAPSHOTS,
-                give_up=self._give_the_clone_up,
+                give_up=self._discard_clone,
             ),
         )
 

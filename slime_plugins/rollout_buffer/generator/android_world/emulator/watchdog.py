@@ -50,7 +50,7 @@ def main(words: list[str]) -> int:
         _adb(adb, port, "start-server")
         while child.poll() is None and not _owner_is_gone():
             records.add_adb_server(int(port))
-            _introduce(serial, int(port))
+            _register_emulator(serial, int(port))
         if child.poll() is None:
             _adb(adb, port, "-s", serial, "emu", "kill")
     finally:
@@ -163,7 +163,7 @@ def _owner_is_gone() -> bool:
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 
 
-def _introduce(serial: str, port: int) -> None:
+def _register_emulator(serial: str, port: int) -> None:
     """Registers the emulator with the adb server on this port, as emulators do when they start; idempotent."""
     console = serial.rpartition("-")[2]
     if not console.isdecimal():
