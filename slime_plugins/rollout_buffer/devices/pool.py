@@ -153,9 +153,7 @@ class DevicePool:
 
     async def counters(self) -> list[dict[str, Any]]:
         """Returns the counters of each device."""
-        snapshot = await self._manager.snapshot()
-        devices: list[dict[str, Any]] = snapshot["devices"]
-        return devices
+        return list((await self._manager.snapshot())["devices"])
 
     async def snapshot(self) -> dict[str, Any]:
         """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, ``episodes_waiting`` by purpose, and
@@ -166,11 +164,13 @@ class DevicePool:
         return await self._manager.snapshot() | {"episodes_waiting": dict(waiting)}
 
     async def close(self) -> None:
-        """Returns all devices and disconnects; a second call does nothing."""
+        """Returns all devices, fails episodes that wait for one, and disconnects; a second call does nothing."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         started, self._background = bool(self._background), []
+        for line in self._queues.values():
+            line.fail(DeviceError("the device pool was closed"))
         for held in list(self._held.values()):
             self._give_back(held)
         if self._releases:

@@ -370,6 +370,17 @@ async def test_an_episode_that_is_cancelled_when_its_wait_fails_is_cancelled() -
     await manager.close()
 
 
+async def test_an_episode_that_waits_fails_when_its_pool_closes() -> None:
+    async with local_pool(num_workers=1) as pool:
+        held = await pool.acquire()
+        waiting = asyncio.create_task(pool.acquire())
+        await turns()
+        await pool.close()
+        with pytest.raises(DeviceError, match="the device pool was closed"):
+            await asyncio.wait_for(waiting, 10)
+        held.give_back()
+
+
 async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_is_gone() -> None:
     said: list[str] = []
 
