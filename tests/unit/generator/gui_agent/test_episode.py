@@ -157,6 +157,7 @@ async def test_a_malformed_reply_costs_a_turn_and_shows_the_same_screen_with_the
     assert image == played.trajectory.messages[1]["content"][1]
     assert len(played.trajectory.images) == 2
     assert played.info["steps_log"][0]["malformed"] == "it has no <tool_call>"
+    assert played.trajectory.turn_rewards is None
 
 
 @pytest.mark.parametrize("rollout_mode", ["incremental", "history"])
@@ -170,10 +171,6 @@ async def test_a_malformed_reply_may_cost_something_and_the_last_turn_earns_what
     assert wire.checked_turn_rewards({"turn_rewards": one.turn_rewards}, one.messages, one.generations)[0] is not None
     ended = (await play([CLICK, "I am lost."], malformed_penalty=0.25, max_turns=2)).trajectory
     assert ended.turn_rewards == [0.0, ended.reward - 0.25]
-
-
-async def test_turns_have_no_rewards_of_their_own_unless_told() -> None:
-    assert (await play(["I am lost.", CLICK, DONE])).trajectory.turn_rewards is None
 
 
 async def test_the_log_has_device_and_model_coordinates_and_what_the_agent_saw() -> None:
