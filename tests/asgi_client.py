@@ -35,7 +35,7 @@ def post(client: FlaskClient, path: str, body: Any, **headers: str) -> tuple[int
 
 
 @contextmanager
-def serving_wsgi(app: Flask) -> Iterator[str]:
+def serving_wsgi(app: Callable[..., Any]) -> Iterator[str]:
     """Serves an application in threads on a free port; yields its URL."""
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

@@ -68,12 +68,12 @@ def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     encoded: list[bytes] = []
     size = 0
     for item in items:
-        one = _encoded(item)
-        if encoded and (len(encoded) == wire.MAX_ITEMS or size + len(one) > MAX_WRITE_BYTES):
+        text = _encoded(item)
+        if encoded and (len(encoded) == wire.MAX_ITEMS or size + len(text) > MAX_WRITE_BYTES):
             yield b"[%b]" % b",".join(encoded)
             encoded, size = [], 0
-        encoded.append(one)
-        size += len(one)
+        encoded.append(text)
+        size += len(text)
     yield b"[%b]" % b",".join(encoded)
 
 
@@ -300,12 +300,12 @@ class AsyncRolloutBufferClient:
         They are sent in requests of at most 100 items and 16 MiB; a larger item is sent alone. Each request is stored
         completely or not at all. After an error, send the same items again.
         """
-        named = b"" if job_id is None else b',"job_id":' + json.dumps(job_id).encode()
+        job_field = b"" if job_id is None else b',"job_id":' + json.dumps(job_id).encode()
         reply: dict[str, Any] = {"results": []}
         for encoded in _encoded_lists(items):
-            body = b'{"items":%b%b}' % (encoded, named)
-            of_some = await self._send(Request("POST", "/buffer/write", body), _object)
-            reply = {**of_some, "results": [*reply["results"], *_list_in(of_some, "results")]}
+            body = b'{"items":%b%b}' % (encoded, job_field)
+            newest = await self._send(Request("POST", "/buffer/write", body), _object)
+            reply = {**newest, "results": [*reply["results"], *_list_in(newest, "results")]}
         return reply
 
     async def jobs(self) -> list[dict[str, Any]]:

@@ -7,15 +7,15 @@ import inspect
 import json
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import requests
+from werkzeug.wrappers import Request as HttpRequest
+from werkzeug.wrappers import Response
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import (
@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.client import (
     why_no_answer,
 )
 from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError, RolloutBufferError, network_reason
+from tests.asgi_client import serving_wsgi
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "start_rollout": (({"rollout_task_type": "math"},), {}),
@@ -59,27 +60,14 @@ def heard() -> Iterator[tuple[str, list[tuple[str, str, bytes, str | None]]]]:
     """A server that refuses everything, its address, and what it was asked: method, path, body and token."""
     asked: list[tuple[str, str, bytes, str | None]] = []
 
-    class Refusing(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            asked.append((self.command, self.path, body, self.headers.get("Authorization")))
-            said = json.dumps({"error": {"code": "not_found", "message": "no such job", "detail": {}}}).encode()
-            self.send_response(404)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+    @HttpRequest.application
+    def refuse(request: HttpRequest) -> Response:
+        path = request.environ["REQUEST_URI"]
+        asked.append((request.method, path, request.get_data(), request.headers.get("Authorization")))
+        return Response(json.dumps(wire.encode_error("not_found", "no such job")), 404)
 
-        do_GET = do_POST  # noqa: N815 - the name that http.server calls
-
-        def log_message(self, *_: Any) -> None:
-            """Says nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/", asked
-        server.shutdown()
-        thread.join()
+    with serving_wsgi(refuse) as url:
+        yield f"{url}/", asked
 
 
 def public(kind: type) -> dict[str, Callable[..., Any]]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
-from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
@@ -18,7 +16,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundError
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
-from tests.asgi_client import create_app
+from tests.asgi_client import create_app, serving_wsgi
 from tests.support import stored_image, written
 
 JOB = "/runs/a b//1"
@@ -30,17 +28,12 @@ def url(tmp_path: Path) -> Iterator[str]:
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    client = RolloutBufferClient(f"http://127.0.0.1:{server.port}")
-    client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": JOB})
     items = [written("u/0?#%", "é", messages=[stored_image()]), written("u1", "b", reward=0.25), written("u2", "c")]
-    client.write(items, job_id=JOB)
-    yield f"http://127.0.0.1:{server.port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving_wsgi(app) as address:
+        client = RolloutBufferClient(address)
+        client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": JOB})
+        client.write(items, job_id=JOB)
+        yield address
     buffer.store.close()
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import venv
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 from typer.testing import CliRunner, Result
-from werkzeug.serving import make_server
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app as command_line
@@ -31,7 +29,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
-from tests.asgi_client import create_app
+from tests.asgi_client import create_app, serving_wsgi
 from tests.support import PNG, PNG_HASH, stored_image, written
 
 ANSWER = (
@@ -75,10 +73,12 @@ def served(tmp_path: Path) -> Iterator[Served]:
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
-    server = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    found = Served(f"http://127.0.0.1:{server.port}", buffer, tmp_path / "data")
+    with serving_wsgi(app) as url:
+        yield _filled(Served(url, buffer, tmp_path / "data"))
+    buffer.store.close()
+
+
+def _filled(found: Served) -> Served:
     settings = {"num_repeat_per_sample": 1, "max_weight_version_lag": 0, "max_groups_ahead": None, "note": None}
     found.client.start_rollout({"task_type": "external", "job_id": "j", **settings})
     found.client.write(
@@ -87,11 +87,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     found.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"))], job_id="j")
     found.client.write([written("u4", "e", generations=sampled_by(1))], job_id="j")
     found.client.get_rollout_data(job_id="j", max_groups=2)
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    buffer.store.close()
+    return found
 
 
 # --- starting --------------------------------------------------------------------------------------------------------

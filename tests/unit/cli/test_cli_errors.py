@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,13 @@ import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
+from werkzeug.wrappers import Request, Response
 
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.cli.commands import jobs
 from slime_plugins.rollout_buffer.cli.common import report_errors
 from slime_plugins.rollout_buffer.install_hints import install_lab
+from tests.asgi_client import serving_wsgi
 
 NOBODY = "http://127.0.0.1:9"
 ASKING = [
@@ -77,29 +77,16 @@ def test_a_wrong_option_is_told_in_json_as_well(arguments: list[str], says: str)
     assert run(*arguments).stdout == ""
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """Something else that speaks HTTP."""
-
-    def do_GET(self) -> None:
-        body = b"<html>welcome</html>"
-        self.send_response(404 if self.path == "/jobs/j" else 200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
-
-
 @pytest.fixture
 def stranger() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    """Something else that speaks HTTP."""
+
+    @Request.application
+    def welcome(request: Request) -> Response:
+        return Response("<html>welcome</html>", 404 if request.path == "/jobs/j" else 200)
+
+    with serving_wsgi(welcome) as url:
+        yield url
 
 
 def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from typer.testing import CliRunner
+from werkzeug.wrappers import Request, Response
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -33,6 +32,7 @@ from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
+from tests.asgi_client import serving_wsgi
 from tests.support import delivery_of, start_external, write, written
 
 TURNS = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "output_log_probs": [-0.5]}]
@@ -204,33 +204,22 @@ def test_the_command_scores_by_a_function_and_says_what_it_did(buffer: Buffer, j
 
 
 def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_path: Path) -> None:
-    class Service(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            sent = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))["trajectory"]
-            refused = sent["uid"] == "a1"
-            turn_rewards = [0.5] if sent["uid"] != "b1" else [0.5, 0.25]
-            body = b"busy" if refused else orjson.dumps({"reward": 2.0, "turn_rewards": turn_rewards})
-            self.send_response(503 if refused else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None: ...
+    @Request.application
+    def service(request: Request) -> Response:
+        uid = request.get_json()["trajectory"]["uid"]
+        turn_rewards = [0.5] if uid != "b1" else [0.5, 0.25]
+        scores = orjson.dumps({"reward": 2.0, "turn_rewards": turn_rewards})
+        return Response("busy", 503) if uid == "a1" else Response(scores)
 
     delivery = delivery_of(buffer, job)
-    server = HTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        code, said = run(tmp_path, "--with", f"http://user:secret@127.0.0.1:{server.server_port}/score")
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving_wsgi(service) as url:
+        code, said = run(tmp_path, "--with", url.replace("//", "//user:secret@"))
 
     assert (code, said["scored"], said["failed"]) == (1, 2, 2)
     refusals = " and ".join(sorted(said["failures"]))
     assert "turn_rewards has 2 entries for the 1 turns that are trained" in refusals
     assert "the scoring service answered 503: busy" in refusals
-    assert said["name"] == f"http://***@127.0.0.1:{server.server_port}/score"
+    assert said["name"] == url.replace("//", "//***@")
     with pytest.raises(ConflictError, match="2 of 4 trajectories of this delivery have no reward of version 1"):
         scores_for(buffer.store, delivery.key, 1)
     scored(buffer, lambda _: 1.0, said["name"])

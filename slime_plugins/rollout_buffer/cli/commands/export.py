@@ -74,7 +74,7 @@ class _Export:
 
     client: RolloutBufferClient
     job_id: str
-    everything: bool
+    include_undelivered: bool
     images: Images
     images_folder: Path
     inline: bool
@@ -86,7 +86,7 @@ def export(
     job_id: JobId,
     output: Annotated[Path, typer.Option(help="Output file; a folder with --format datasets.")],
     file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
-    everything: Annotated[
+    include_undelivered: Annotated[
         bool, typer.Option("--all/--delivered", help="Every trajectory, or those that were delivered to the trainer.")
     ] = False,
     images: Annotated[
@@ -105,7 +105,7 @@ def export(
         work = _Export(
             client=connect(url),
             job_id=job_id,
-            everything=everything,
+            include_undelivered=include_undelivered,
             images=images,
             images_folder=output.with_name(f"{output.name}.images"),
             inline=file_format is Format.JSONL and images is Images.EMBED,
@@ -159,10 +159,10 @@ def _remove(path: Path) -> None:
 
 def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
     """Yields full trajectories one at a time."""
-    for light in _listed(work):
+    for entry in _listed(work):
         try:
             form = "inline" if work.inline else "hash"
-            found = work.client.trajectory(light["uid"], job_id=work.job_id, images=form)
+            found = work.client.trajectory(entry["uid"], job_id=work.job_id, images=form)
         except (NotFoundError, DamagedError):
             work.tally.purged += 1
             continue
@@ -175,15 +175,15 @@ def _listed(work: _Export) -> Iterator[dict[str, Any]]:
     def delivered_uids(group_index: int) -> frozenset[str]:
         return frozenset(one["source_uid"] for one in work.client.group(group_index)["delivered"])
 
-    def was_delivered(light: Mapping[str, Any]) -> bool:
-        return light["group_state"] == "delivered" and light["uid"] in delivered_uids(light["group_index"])
+    def was_delivered(entry: Mapping[str, Any]) -> bool:
+        return entry["group_state"] == "delivered" and entry["uid"] in delivered_uids(entry["group_index"])
 
     cursor: int | None = None
     while True:
         page = work.client.trajectories(job_id=work.job_id, limit=PAGE, cursor=cursor)
-        for light in page["trajectories"]:
-            if work.everything or was_delivered(light):
-                yield light
+        for entry in page["trajectories"]:
+            if work.include_undelivered or was_delivered(entry):
+                yield entry
             else:
                 work.tally.not_delivered += 1
         cursor = page["next_cursor"]
