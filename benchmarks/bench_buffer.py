@@ -1,9 +1,9 @@
 """Trajectories per second over HTTP, durable, compared with slime's in-memory buffer.
 
     pip install fastapi uvicorn uvloop          # for the baseline, ancestor_buffer.py
-    python benchmarks/bench_buffer.py --json buffer.json
-    python benchmarks/bench_buffer.py --many 100000
-    python benchmarks/bench_buffer.py --ceiling
+    python -m benchmarks.bench_buffer --json buffer.json
+    python -m benchmarks.bench_buffer --many 100000
+    python -m benchmarks.bench_buffer --ceiling
 
 The buffer runs as in production: ``rollout-buffer serve``, an ``external`` job, every write fsynced before its 200.
 Contenders alternate within each round, every round with new items and a new job; the client is a separate process, the
@@ -27,31 +27,28 @@ import json
 import os
 import platform
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import requests
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ratios import spread
+from benchmarks.servers import is_healthy, listens, running, serve_command
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 COUNTS = {"2k": 3200, "64k": 1920, "1m": 128, "1m-shared": 128, "1m-ids": 128}
 CONNECTIONS = 32
 """Concurrent writers, as in a job of some hundred episodes; fewer writers share fewer fsyncs."""
-START_TIMEOUT_S = 60.0
 HOW_TO_INSTALL = "the ancestor needs FastAPI: pip install fastapi uvicorn uvloop (or run with --without-ancestor)"
 Rates = dict[tuple[str, str], list[float]]
 
@@ -103,54 +100,16 @@ class Contender:
 def ancestor(folder: Path) -> Iterator[Contender]:
     port = free_port()
     command = [sys.executable, str(HERE / "ancestor_buffer.py"), "--port", str(port)]
-    with running(command, port, folder / "ancestor.log", is_up=listens) as process:
+    with running(command, folder / "ancestor.log", lambda: listens(port)) as process:
         yield Contender(name="ancestor", port=port, process=process, named_jobs=False)
 
 
 @contextmanager
 def rollout_buffer(folder: Path) -> Iterator[Contender]:
     port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
-    command += ["--data-dir", str(folder / "data")]
-    with running(command, port, folder / "serve.log", is_up=accepts_jobs) as process:
-        yield Contender(name="buffer", port=port, process=process, named_jobs=True)
-
-
-@contextmanager
-def running(
-    command: Sequence[str], port: int, log_file: Path, is_up: Callable[[int], bool]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a server, waits until it is up, and stops it afterwards."""
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-    try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_up(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{command[2]} does not start:\n{log_file.read_text(errors='replace')[-2000:]}")
-            time.sleep(0.1)
+    with running(serve_command(port, folder), folder / "serve.log", lambda: is_healthy(port)) as process:
         time.sleep(1.0)  # all its workers
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-def accepts_jobs(port: int) -> bool:
-    """Returns True if a rollout buffer's health route succeeds."""
-    try:
-        return requests.get(f"http://127.0.0.1:{port}/health", timeout=1).ok
-    except requests.RequestException:
-        return False
-
-
-def listens(port: int) -> bool:
-    """Returns True if the port accepts connections."""
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+        yield Contender(name="buffer", port=port, process=process, named_jobs=True)
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
@@ -238,7 +197,7 @@ def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespa
     client.do("can", kind=kind, count=count, path=str(reads))
     command = [sys.executable, str(HERE / "canned_server.py"), "--port", str(port), "--reads", str(reads)]
     rates: dict[str, Any] = {"item": kind, "write": [], "read": []}
-    with running(command, port, folder / "canned.log", is_up=listens):
+    with running(command, folder / "canned.log", lambda: listens(port)):
         for number in range(arguments.rounds):
             load = {"kind": kind, "count": count, "run": f"{number}", "connections": arguments.connections}
             wrote = client.do("write", port=port, job_id=None, **load)
@@ -257,7 +216,7 @@ def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> d
     for column in ("item", "write", "read"):
         table.add_column(column, justify="left" if column == "item" else "right")
     for row in rows:
-        table.add_row(row["item"], spread(row["write"]), spread(row["read"]))
+        table.add_row(row["item"], spread(row["write"], "{:.0f}"), spread(row["read"], "{:.0f}"))
     console.print(table)
     return {"ceilings": rows}
 
@@ -274,13 +233,11 @@ def show(console: Console, buffer: Contender, old: Contender | None) -> list[dic
         others = old.rates[kind, what] if old is not None else []
         ratio = statistics.median(rates) / statistics.median(others) if others else None
         rows.append({"item": kind, "what": what, "ancestor": others, "buffer": rates, "ratio": ratio})
-        table.add_row(kind, what, spread(others), spread(rates), "" if ratio is None else f"{ratio:.2f}")
+        table.add_row(
+            kind, what, spread(others, "{:.0f}"), spread(rates, "{:.0f}"), "" if ratio is None else f"{ratio:.2f}"
+        )
     console.print(table)
     return rows
-
-
-def spread(rates: Sequence[float]) -> str:
-    return f"{statistics.median(rates):.0f} ({min(rates):.0f} - {max(rates):.0f})" if rates else ""
 
 
 def machine(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,6 @@ import itertools
 import json
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_buffer import accepts_jobs, running
+from benchmarks.servers import is_healthy, running, serve_command
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
@@ -286,11 +285,9 @@ def as_table(timings: list[Timing]) -> Table:
 
 def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[Timing]:
     port = free_port()
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)]
-    command += ["--data-dir", str(folder / "data"), "--data-root", str(folder)]
-    command += ["--generator-dir", str(HERE / "generators")]
+    command = serve_command(port, folder, "--data-root", str(folder), "--generator-dir", str(HERE / "generators"))
     url = f"http://127.0.0.1:{port}"
-    with running(command, port, folder / "serve.log", is_up=accepts_jobs):
+    with running(command, folder / "serve.log", lambda: is_healthy(port)):
         client = RolloutBufferClient(url)
         if not (folder / "filled").exists():
             fill(client, folder, arguments.played, arguments.written, console)

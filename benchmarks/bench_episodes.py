@@ -1,7 +1,7 @@
 """Bytes and memory of long episodes: 64 concurrent ones on simulated phones, in both rollout modes.
 
-    python benchmarks/bench_episodes.py --json episodes.json            # 10, 25 and 50 steps; takes a while
-    python benchmarks/bench_episodes.py --steps 50 --modes history
+    python -m benchmarks.bench_episodes --json episodes.json            # 10, 25 and 50 steps; takes a while
+    python -m benchmarks.bench_episodes --steps 50 --modes history
 
 Everything runs as in production: ``rollout-buffer serve`` with its runner, an ``android_world`` job, the scripted
 engine as a separate process over HTTP; every trajectory is stored, delivered and acknowledged, its screenshots fetched
@@ -23,16 +23,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +38,7 @@ import requests
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.servers import is_healthy, running, serve_command
 from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -50,7 +48,7 @@ from slime_plugins.rollout_buffer.http_serving import serving
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 MODES = ("incremental", "history")
-START_TIMEOUT_S = 120.0
+OWN_PROGRAM = (sys.executable, "-m", "benchmarks.bench_episodes")
 ENDINGS = ('"terminate"', '"answer"')
 CONTEXT = 262_144
 PARAMS = 20  # parameter variations of each task
@@ -134,35 +132,6 @@ async def serve_engine(port: int, bad: float) -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def process(*arguments: str, log: Path, url: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a Python program that serves ``url``, and stops it afterwards."""
-    with log.open("wb") as words:
-        started = subprocess.Popen(
-            [sys.executable, *arguments], stdout=words, stderr=words, env={**os.environ, **environment}
-        )
-    try:
-        wait_for(url, started, log)
-        yield started
-    finally:
-        started.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            started.wait(60)
-        started.kill()
-        started.wait()
-
-
-def wait_for(url: str, started: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until the URL answers with success."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and started.poll() is None:
-        with suppress(requests.RequestException):
-            if requests.get(url, timeout=5).ok:
-                return
-        time.sleep(0.2)
-    raise SystemExit(f"{url} does not answer:\n{log.read_text(errors='replace')[-2000:]}")
-
-
 def largest_memory(supervisor: int) -> dict[bool, int]:
     """Returns the peak resident memory in bytes, of the runner (True) and of the server (False)."""
     largest = {True: 0, False: 0}
@@ -216,14 +185,13 @@ def measure(mode: str, steps: int, options: argparse.Namespace) -> Cost:
         engine, buffer = free_port(), free_port()
         engine_url, url = f"http://127.0.0.1:{engine}", f"http://127.0.0.1:{buffer}"
         with (
-            process(
-                __file__, "--serve-engine", str(engine), "--bad", str(options.bad),
-                log=folder / "engine.log", url=f"{engine_url}/health",
+            running(
+                [*OWN_PROGRAM, "--serve-engine", str(engine), "--bad", str(options.bad)],
+                folder / "engine.log", lambda: is_healthy(engine),
             ),
-            process(
-                "-m", "slime_plugins.rollout_buffer", "serve", "--port", str(buffer),
-                "--data-dir", str(folder / "data"), "--data-root", str(folder), "--ray-address", "not needed",
-                log=folder / "serve.log", url=f"{url}/health", **{CONFIG_VARIABLE: str(config)},
+            running(
+                serve_command(buffer, folder, "--data-root", str(folder), "--ray-address", "not needed"),
+                folder / "serve.log", lambda: is_healthy(buffer), **{CONFIG_VARIABLE: str(config)},
             ) as server,
         ):  # fmt: skip
             return _played(mode, steps, options, folder, url, engine_url, server.pid)

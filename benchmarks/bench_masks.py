@@ -29,6 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.ratios import spread
 from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, pack_training_rows
 from tests import chat_tokenizers
 
@@ -234,7 +235,7 @@ def show(results: list[Measured], rows: dict[str, Any]) -> None:
         table.add_column(column, justify="right" if column in ("per message", "ours", "times faster") else "left")
     for one in results:
         table.add_row(
-            one.pair, one.question, _spread(one.ancestor_s), _spread(one.ours_s), f"{one.ratio:.1f}", one.note
+            one.pair, one.question, *map(_milliseconds, (one.ancestor_s, one.ours_s)), f"{one.ratio:.1f}", one.note
         )
     console = Console(width=150)
     console.print(table)
@@ -244,9 +245,8 @@ def show(results: list[Measured], rows: dict[str, Any]) -> None:
     )
 
 
-def _spread(values: list[float]) -> str:
-    low, middle, high = (f"{1000 * value:.1f}" for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle} ({low} to {high})" if len(values) > 1 else middle
+def _milliseconds(seconds: Sequence[float]) -> str:
+    return spread([1000 * value for value in seconds], "{:.1f}")
 
 
 def main() -> int:

@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
+from benchmarks.ratios import spread
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
@@ -263,21 +264,17 @@ def show(all_found: list[Measured]) -> None:
         table.add_column(column, justify="right")
     for one in all_found:
         table.add_row(
-            str(one.pages), _spread(one.playwright), _spread(one.pool), _share(one.pool, one.playwright),
-            _spread(one.generator), _share(one.generator, one.playwright),
+            str(one.pages), spread(one.playwright, "{:.1f}"),
+            spread(one.pool, "{:.1f}"), _share(one.pool, one.playwright),
+            spread(one.generator, "{:.1f}"), _share(one.generator, one.playwright),
             f"{statistics.median(one.reset_alone_s):.2f} s", f"{statistics.median(one.reset_all_s):.2f} s",
             f"{one.memory_per_page / 1e6:.0f}",
         )  # fmt: skip
     Console(width=150).print(table)
 
 
-def _spread(rates: list[float]) -> str:
-    return f"{statistics.median(rates):.1f} ({min(rates):.1f}-{max(rates):.1f})"
-
-
 def _share(ours: list[float], theirs: list[float]) -> str:
-    shares = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return f"{statistics.median(shares):.0%} ({min(shares):.0%}-{max(shares):.0%})"
+    return spread([a / b for a, b in zip(ours, theirs, strict=True)], "{:.0%}")
 
 
 def main() -> int:

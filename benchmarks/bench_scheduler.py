@@ -28,7 +28,6 @@ import json
 import os
 import platform
 import queue
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,6 +45,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from benchmarks.latencies import Latencies
+from benchmarks.ratios import spread
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -517,20 +517,9 @@ def table(rounds: Mapping[str, list[dict[str, float]]], arguments: argparse.Name
     for heading in ("scheduler", "seconds", "of the ideal", "devices busy", "CPU per step"):
         made.add_column(heading, justify="left" if heading == "scheduler" else "right")
     for name, found in rounds.items():
-        made.add_row(
-            name,
-            spread(found, "seconds", "{:.1f}"),
-            spread(found, "of_ideal", "{:.1%}"),
-            spread(found, "busy", "{:.1%}"),
-            spread(found, "cpu_ms_per_step", "{:.1f}") + " ms",
-        )
+        shown = {"seconds": "{:.1f}", "of_ideal": "{:.1%}", "busy": "{:.1%}", "cpu_ms_per_step": "{:.1f} ms"}
+        made.add_row(name, *(spread([one[key] for one in found], form) for key, form in shown.items()))
     return made
-
-
-def spread(found: list[dict[str, float]], key: str, form: str) -> str:
-    """Median (lowest-highest)."""
-    values = [one[key] for one in found]
-    return f"{form.format(statistics.median(values))} ({form.format(min(values))}-{form.format(max(values))})"
 
 
 if __name__ == "__main__":

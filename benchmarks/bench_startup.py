@@ -1,6 +1,6 @@
 """Start-up times: of a command's help, of ``serve``, and of the first turn of a job.
 
-    python benchmarks/bench_startup.py [--rounds 5] [--before CHECKOUT] [--json FILE]
+    python -m benchmarks.bench_startup [--rounds 5] [--before CHECKOUT] [--json FILE]
 
 Four times, measured from the outside, alternating round by round: ``rollout-buffer --help``; ``serve`` from its start
 to the first job that it accepts; a job from its ``POST /start_rollout`` to its first turn at the engine, which is this
@@ -32,6 +32,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+
+from benchmarks.ratios import spread
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 BARE = "import aiohttp"
@@ -116,10 +119,9 @@ def seconds_of(command: list[str], contender: Contender) -> float:
 @contextlib.contextmanager
 def serving(contender: Contender, folder: Path) -> Iterator[tuple[str, int]]:
     """Runs ``serve`` during the context, records its start-up time, and yields its URL and process."""
-    command = contender.command("serve", "--port", "0", "--data-dir", str(folder), "--data-root", str(ROOT / "data"))
-    port = _free_port()
-    command[command.index("--port") + 1] = str(port)
-    url = f"http://127.0.0.1:{port}"
+    port = free_port()
+    url, data = f"http://127.0.0.1:{port}", str(ROOT / "data")
+    command = contender.command("serve", "--port", str(port), "--data-dir", str(folder), "--data-root", data)
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -197,13 +199,6 @@ def _post(url: str, body: dict[str, Any]) -> None:
     urllib.request.urlopen(request, timeout=LIMIT_S).read()
 
 
-def _free_port() -> int:
-    with NotingEngine() as probe:
-        port = int(probe.server_address[1])
-        probe.shutdown()
-    return port
-
-
 def _processor_s(pid: int) -> float:
     """Returns CPU seconds of a process and its session, exited children included."""
     ticks = 0
@@ -247,7 +242,7 @@ def _table(found: dict[str, Any]) -> str:
         ratio = ""
         if name.startswith("ours: ") and "before" in found:
             ratios = [b / o for b, o in zip(found["before"][what], times, strict=True)]
-            ratio = f"   {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+            ratio = f"   {spread(ratios, '{:.2f}')}"
         lines.append(f"{name:30} {statistics.median(times):7.2f}s {min(times):7.2f}s {max(times):7.2f}s{ratio}")
     return "\n".join(lines)
 

@@ -31,13 +31,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench_episodes import process
+from benchmarks.ratios import spread
+from benchmarks.servers import ROOT, is_healthy, running, serve_command
 from benchmarks.sleeping_episodes import SleepingEpisode
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tools.install_into_slime import Overlay
 
-ROOT = Path(__file__).resolve().parents[1]
 GROUPS, MEMBERS, STEPS, CONCURRENCY = 8, 8, 24, 64
 LOOKED_AT = 120
 INSTANCES = 600
@@ -125,15 +125,10 @@ def play(checkout: Path, python: str, cell: dict[str, Any]) -> Result:
             "buffer_url": f"http://127.0.0.1:{port}",
         }
         if cell["side"] == "buffer":
-            stack.enter_context(
-                process(
-                    *("-m", "slime_plugins.rollout_buffer", "serve", "--port", str(port)),
-                    *("--data-dir", str(folder / "data"), "--data-root", str(folder)),
-                    *("--data-root", str(DEMO_TOKENIZER_PATH), "--generator-dir", str(ROOT / "benchmarks/generators")),
-                    log=folder / "serve.log",
-                    url=f"http://127.0.0.1:{port}/health",
-                )
-            )
+            roots = ("--data-root", str(folder), "--data-root", str(DEMO_TOKENIZER_PATH))
+            generators = ("--generator-dir", str(ROOT / "benchmarks/generators"))
+            command = serve_command(port, folder, *roots, *generators)
+            stack.enter_context(running(command, folder / "serve.log", lambda: is_healthy(port)))
         command = [python, "-m", "benchmarks.fully_async_trainer", json.dumps(cell)]
         environment = {**os.environ, "PYTHONPATH": str(checkout), "HF_HUB_OFFLINE": "1"}
         ended = subprocess.run(
@@ -159,12 +154,11 @@ def table_of(results: Sequence[Result]) -> Table:
         def middle(of: str, cells: Sequence[Result] = cells) -> float:
             return statistics.median(float(getattr(one, of)) for one in cells)
 
-        speeds = [one.samples_per_s for one in cells]
         table.add_row(
             f"{sigma:g}",
             f"{step_s:g}",
             side,
-            f"{middle('samples_per_s'):.1f} ({min(speeds):.1f}–{max(speeds):.1f})",
+            spread([one.samples_per_s for one in cells], "{:.1f}"),
             f"{middle('first_batch_s'):.1f}",
             f"{middle('lag_mean'):.1f} / {middle('lag_p95'):g} / {middle('lag_max'):g}",
             f"{middle('never_trained'):.1%}",

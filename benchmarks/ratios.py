@@ -18,6 +18,14 @@ TOLERANCE_OF_ONE_ROUND = 0.25
 """The same for a ratio that was measured once: its range is unknown."""
 
 
+def spread(values: Sequence[float], form: str) -> str:
+    """Returns the median and, of several values, the lowest and the highest; empty without a value."""
+    if not values:
+        return ""
+    low, middle, high = map(form.format, (min(values), statistics.median(values), max(values)))
+    return f"{middle} ({low}–{high})" if len(values) > 1 else middle
+
+
 class Verdict(StrEnum):
     """Result of comparing a measured ratio with the recorded one."""
 
@@ -42,9 +50,7 @@ class Ratio:
     @property
     def shown(self) -> str:
         """Median and range, for a table."""
-        places = 2 if self.median >= 0.1 else 4
-        low, middle, high = (f"{value:.{places}f}" for value in (min(self.rounds), self.median, max(self.rounds)))
-        return f"{middle} ({low}–{high})" if len(self.rounds) > 1 else middle
+        return spread(self.rounds, "{:.2f}" if self.median >= 0.1 else "{:.4f}")
 
     @property
     def tolerance(self) -> float:
