@@ -142,7 +142,7 @@ def largest_memory(supervisor: int) -> dict[bool, int]:
             status = (folder / "status").read_text()
             command = (folder / "cmdline").read_bytes()
             if int(folder.name) == supervisor or _field(status, "PPid:") == supervisor:
-                own = b"runner_main" in command
+                own = b"rollout_buffer.runner.main" in command
                 largest[own] = max(largest[own], _field(status, "VmHWM:") * 1024)
     return largest
 

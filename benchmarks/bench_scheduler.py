@@ -168,6 +168,9 @@ class Pool:
     async def start(self) -> None:
         """Nothing to do."""
 
+    async def check_playable(self, *_: Any) -> None:
+        """Every task can be played."""
+
     async def acquire(self, *_: Any) -> Any:
         """Waits until a device is free."""
         return Lease(self._free.get(), self._wait, self._free.put)
@@ -455,8 +458,10 @@ def engine(latencies: Latencies) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
         if process.stdout is None:
             raise RuntimeError("the engine has no output")
-        yield process.stdout.readline().strip()
-        process.kill()
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
 
 
 def measure(run: Callable[[Bench], None], bench: Bench) -> dict[str, float]:
