@@ -146,8 +146,11 @@ def _piece_html(piece: Piece) -> str:
 
 def read_input(path: Path, line: int | None) -> dict[str, Any]:
     """Reads the file; a bare list holds messages."""
-    text = path.read_text(encoding="utf-8")
-    found = json.loads(text if line is None else text.splitlines()[line - 1])
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text if line is None else text.splitlines()[line - 1])
+    except (OSError, ValueError, IndexError) as error:
+        raise SystemExit(f"{path} cannot be read: {error}") from error
     item = {"messages": found} if isinstance(found, list) else found
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise SystemExit(f"{path} holds neither a list of messages nor an object with messages")

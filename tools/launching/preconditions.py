@@ -253,7 +253,8 @@ def _gpus(settings: LaunchSettings) -> Iterator[str]:
     except (OSError, subprocess.TimeoutExpired):
         yield "nvidia-smi does not answer: this host has no visible GPU"
         return
-    used = [int(line) for line in done.stdout.split() if line.strip().isdigit()]
+    # Where GPU and host share one memory it prints [N/A].
+    used = [int(line) if line.isdecimal() else 0 for line in done.stdout.splitlines() if done.returncode == 0]
     free = sum(megabytes < FREE_GPU_MB for megabytes in used)
     if len(used) < settings.gpus:
         yield f"this host has {len(used)} GPUs, but SLIME_SCRIPT_NUM_GPUS is {settings.gpus}"

@@ -284,8 +284,8 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
     return Farm(
         path=path,
         device=content.get("device"),
-        num_workers=int(content.get("num_workers") or 64),
-        max_context_len=int(content.get("max_context_len") or 16384),
+        num_workers=_number(f"num_workers of {path}", str(content.get("num_workers", 64))),
+        max_context_len=_number(f"max_context_len of {path}", str(content.get("max_context_len", 16384))),
         simulated=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
     )
 
@@ -346,10 +346,8 @@ def _first_line(path: str) -> str:
         return ""
     try:
         lines = _path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise LaunchError(
-            f"SLIME_SCRIPT_BUFFER_TOKEN_FILE is {path}, which cannot be read: {error.strerror}"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"SLIME_SCRIPT_BUFFER_TOKEN_FILE is {path}, which cannot be read: {error}") from error
     if not lines or not lines[0].strip():
         raise LaunchError(f"{path} (SLIME_SCRIPT_BUFFER_TOKEN_FILE) is empty: put a token into its first line")
     if len(lines[0].strip()) < MIN_TOKEN:
@@ -361,7 +359,7 @@ def _first_line(path: str) -> str:
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise LaunchError(f"{name} is {text!r}: say a number from 1 on")
     return int(text)
 

@@ -224,6 +224,10 @@ def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
     assert not {"max_turns", "max_context_len"} & set(re.findall(r"\w+", config))
     assert values_of(train_arguments(settings))["--max-tokens-per-gpu"] == "32768"
     assert farm.read_text() == "num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n"
+    for wrong in ("num_workers: many", "max_context_len: -4"):
+        farm.write_text(wrong)
+        with pytest.raises(LaunchError, match=f"{wrong.partition(':')[0]} of .*farm.yaml"):
+            settings_of(environment, ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG=str(farm))
 
 
 def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
@@ -363,7 +367,7 @@ def test_secrets_are_in_the_job_and_never_shown(
 @pytest.mark.parametrize(
     ("kind", "more", "says"),
     [
-        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "many"}, "SLIME_SCRIPT_NUM_GPUS is 'many'"),
+        (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_GPUS": "²"}, "SLIME_SCRIPT_NUM_GPUS is '²'"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_EXTERNAL_RAY": "yes"}, "say 0 or 1"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_TRAIN_BACKEND": "deepspeed"}, "must be fsdp or megatron"),
         (Kind.ANDROID_WORLD, {"SLIME_SCRIPT_NUM_NODES": "2"}, "SLIME_SCRIPT_EXTERNAL_RAY=1"),
@@ -387,6 +391,7 @@ def test_secrets_are_in_the_job_and_never_shown(
         ),
         (Kind.MATH, {"SLIME_SCRIPT_WITHOUT_BUFFER": "1"}, "is for Android World"),
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": "/nowhere/token"}, "SLIME_SCRIPT_BUFFER_TOKEN_FILE is /nowhere"),
+        (Kind.MATH, {"SLIME_SCRIPT_BUFFER_TOKEN_FILE": sys.executable}, "which cannot be read: 'utf-8' codec"),
         (Kind.ANDROID_WORLD, {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": "/nowhere.yaml"}, "it cannot be read"),
         (Kind.MATH, {"SLIME_SCRIPT_MODEL_NAME": "Other"}, "DeepSeek-R1-Distill-Qwen-7B, Qwen2.5-7B-Instruct"),
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_PORT": "70000"}, "ports end at 65535"),
@@ -585,7 +590,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     ("script", "words"),
     [
         ("exit 9", "this host has 0 GPUs, but SLIME_SCRIPT_NUM_GPUS is 8"),
-        ("for gpu in 1 2; do echo 3; done", "this host has 2 GPUs"),
+        ("echo 3; echo '[N/A]'", "this host has 2 GPUs"),
         ("for gpu in 1 2 3 4 5 6 7; do echo 3; done; echo 70000", "only 7 of 8 GPUs are free"),
     ],
 )
