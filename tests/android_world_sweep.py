@@ -43,7 +43,7 @@ def main(words: list[str]) -> None:
     names = [word for word in words[1:] if word != "--adb-only"]
     with tempfile.TemporaryDirectory(prefix="aw_") as folder:
         sdk = make_simulated_sdk(Path(folder))
-        connected = _attached(sdk) if "--adb-only" in words else _cloned(sdk)
+        connected = _attached(sdk) if "--adb-only" in words else cloned(sdk)
         with connected as device, Path(words[0]).open("a", encoding="utf-8") as output:
             for name in names or device.package.task_names():
                 output.write(json.dumps(_played(device, name)) + "\n")
@@ -51,7 +51,7 @@ def main(words: list[str]) -> None:
 
 
 @contextmanager
-def _cloned(sdk: SimulatedSdk) -> Iterator[AndroidWorldDevice]:
+def cloned(sdk: SimulatedSdk) -> Iterator[AndroidWorldDevice]:
     settings = AndroidWorldSettings(
         device="android_world",
         avd_name=sdk.avd_name,

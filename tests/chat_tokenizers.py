@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-FOLDER_VARIABLE = "ROLLOUT_BUFFER_TEST_TOKENIZERS"
+from tests.fetch_tokenizers import tokenizers_folder as folder
+
 TEMPLATES = Path(__file__).resolve().parent / "chat_templates"
 
 CHATML_SPECIAL = [
@@ -80,11 +80,6 @@ REAL = [
     Kind("deepseek-v3", "deepseek_v3", "own", "distill_qwen", "deepseek_v3"),
 ]
 KINDS = {kind.name: kind for kind in [*SMALL, *REAL]}
-
-
-def folder() -> Path:
-    default = Path(__file__).resolve().parent.parent / ".cache" / "tokenizers"
-    return Path(os.environ.get(FOLDER_VARIABLE) or default)
 
 
 def load(name: str) -> Any:

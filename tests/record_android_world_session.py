@@ -22,8 +22,8 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
 )
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
-from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from tests.android_world_sweep import cloned
 
 EPISODES = {
     "SystemWifiTurnOff": (
@@ -54,21 +54,11 @@ def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="aw_") as folder:
         sdk = make_simulated_sdk(Path(folder))
         (sdk.devices / "exchanges").mkdir()
-        settings = AndroidWorldSettings(
-            device="android_world",
-            avd_name=sdk.avd_name,
-            android_avd_home=str(sdk.avd_home),
-            emulator_path=str(sdk.emulator_path),
-            adb_path=str(sdk.adb_path),
-        )
-        device = AndroidWorldDevice(settings, 0, EmulatorProcess(settings, 0))
-        try:
+        with cloned(sdk) as device:
             record = sdk.devices / "exchanges" / f"{device.health()['serial']}.jsonl"
             _play(device, ExchangeRecorder(record))
-            _touch(settings.base_grpc_port, ExchangeRecorder(record))
+            _touch(AndroidWorldSettings().base_grpc_port, ExchangeRecorder(record))
             Path(words[0]).write_bytes(record.read_bytes())
-        finally:
-            device.close()
 
 
 def _play(device: AndroidWorldDevice, recorder: ExchangeRecorder) -> None:

@@ -76,8 +76,8 @@ def play(plan: Plan, journal: Journal) -> None:
     """Opens a session, has its turns, closes it; notes the session that the gateway says is stored."""
     opened = _post(f"{plan.gateway_url}/sessions", {"job_id": SESSIONS_JOB, "idle_timeout_s": IDLE_TIMEOUT_S})
     rng = random.Random(opened["session_id"])
-    picture = _picture(rng)
-    ask, shown = rng.choice(((_ask_openai, _openai_part(picture)), (_ask_anthropic, _anthropic_part(picture))))
+    picture = noise(rng, 64)
+    ask, shown = rng.choice(((_ask_openai, _openai_part(picture)), (_ask_anthropic, anthropic_part(picture))))
     question = [{"type": "text", "text": opened["instance"]["question"]}, shown]
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     helpers = [[{"role": "user", "content": f"Sub-agent: what is 1 + {at}?"}] for at in range(rng.choice((0, 2)))]
@@ -98,20 +98,20 @@ def play(plan: Plan, journal: Journal) -> None:
         )
 
 
-def _picture(rng: random.Random) -> str:
-    """Returns a PNG of noise as base64."""
+def noise(rng: random.Random, size: int) -> str:
+    """A PNG of noise, as base64."""
     file = io.BytesIO()
-    Image.frombytes("RGB", (64, 64), rng.randbytes(64 * 64 * 3)).save(file, "PNG")
+    Image.frombytes("RGB", (size, size), rng.randbytes(size * size * 3)).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+def anthropic_part(picture: str) -> dict[str, Any]:
+    """A picture as a part of Anthropic's Messages."""
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture}}
 
 
 def _openai_part(picture: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
-
-
-def _anthropic_part(picture: str) -> dict[str, Any]:
-    source = {"type": "base64", "media_type": "image/png", "data": picture}
-    return {"type": "image", "source": source}
 
 
 def _ask_openai(opened: Mapping[str, Any], messages: Sequence[Any]) -> str:

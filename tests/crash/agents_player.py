@@ -9,8 +9,6 @@ one over the ``anthropic`` package whose tool results are screenshots. They spea
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import random
 import shutil
@@ -21,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from PIL import Image
 
 from tests.command_line_agents import CLAUDE, CODEX, TASK, mend
-from tests.crash.agent import CutError, retried
+from tests.crash.agent import CutError, anthropic_part, noise, retried
 from tests.crash.agents_engine import TURNS
 from tests.crash.workload import MARK, SESSIONS_JOB, Journal, load_plan
 
@@ -82,7 +79,8 @@ def play_screenshots(opened: dict[str, Any], home: Path) -> str:
     rng = random.Random(opened["session_id"])
     schema = {"type": "object", "properties": {"why": {"type": "string"}}}
     tools: list[Any] = [{"name": "take_screenshot", "description": "Looks at the screen.", "input_schema": schema}]
-    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": TASK}, screenshot(rng)]}]
+    asked: list[Any] = [{"type": "text", "text": TASK}, anthropic_part(noise(rng, 96))]
+    messages: list[Any] = [{"role": "user", "content": asked}]
     with anthropic.Anthropic(base_url=opened["anthropic_base_url"], api_key=opened["api_key"]) as client:
         for _ in range(TURNS):
             try:
@@ -90,20 +88,12 @@ def play_screenshots(opened: dict[str, Any], home: Path) -> str:
             except anthropic.AnthropicError as error:
                 return f"{type(error).__name__}: {error}"[:300]
             results = [
-                {"type": "tool_result", "tool_use_id": block.id, "content": [screenshot(rng)]}
+                {"type": "tool_result", "tool_use_id": block.id, "content": [anthropic_part(noise(rng, 96))]}
                 for block in reply.content
                 if block.type == "tool_use"
             ]
             messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": results}]
     return ""
-
-
-def screenshot(rng: random.Random) -> dict[str, Any]:
-    """Returns a picture of noise as a part of Anthropic's Messages."""
-    file = io.BytesIO()
-    Image.frombytes("RGB", (96, 96), rng.randbytes(96 * 96 * 3)).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
 def play_program(program: str, opened: dict[str, Any], home: Path) -> str:

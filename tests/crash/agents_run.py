@@ -15,7 +15,6 @@ import json
 import math
 import random
 import statistics
-import sys
 import threading
 import time
 import uuid
@@ -47,7 +46,7 @@ from tests.crash.agents_comparison import Comparison
 from tests.crash.agents_player import PLAYERS
 from tests.crash.disk import SmallDisk
 from tests.crash.fleet import Fleet, FleetError
-from tests.crash.workload import SESSIONS_JOB, Journal, Plan, read_journal
+from tests.crash.workload import SESSIONS_JOB, Journal, Plan, read_journal, say
 from tests.held_sockets import HeldSockets
 
 WEIGHTS = {"gateway": 4, "supervisor": 2, "master": 1, "worker": 2, "engine": 2}
@@ -61,7 +60,7 @@ def run(options: argparse.Namespace, plan: Plan) -> int:
     """Runs the test and prints its report; returns the exit code."""
     missing = [name for name in (CLAUDE, CODEX) if not (PROGRAMS / name).exists()]
     if missing:
-        _say(f"ROLLOUT_BUFFER_TEST_NPM must name a folder with `npm install @anthropic-ai/claude-code @openai/codex`: "
+        say(f"ROLLOUT_BUFFER_TEST_NPM must name a folder with `npm install @anthropic-ai/claude-code @openai/codex`: "
              f"{', '.join(missing)} missing")  # fmt: skip
         return 2
     test = AgentsTest(plan, kills=options.kills, pace_s=options.pace_s, each=options.agents, minutes=options.minutes)
@@ -215,7 +214,7 @@ class AgentsTest:
     def _kill(self) -> None:
         began = time.monotonic()
         while self.killed.total() < self.kills and time.monotonic() - began < self.limit_s:
-            self._wait(self.pace_s * self.rng.uniform(0.5, 1.5))
+            self.fleet.tend_for(self.pace_s * self.rng.uniform(0.5, 1.5))
             kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
             victims = self.fleet.victims(kind)
             if not victims:  # it is being started
@@ -228,14 +227,8 @@ class AgentsTest:
             self.killed[kind] += 1
             self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
             if self.killed.total() % 25 == 0:
-                _say(f"  {self.killed.total()} kills after {time.monotonic() - began:.0f} s")
+                say(f"  {self.killed.total()} kills after {time.monotonic() - began:.0f} s")
         self.killing_s = time.monotonic() - began
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.fleet.reconcile()
-            time.sleep(0.05)
 
     def _calm_down(self) -> None:
         self.plan.path("calm").touch()
@@ -251,35 +244,30 @@ class AgentsTest:
         """Prints the report; returns the exit code."""
         comparison, count = self.comparison, self.killed.total()
         kinds = ", ".join(f"{number} {kind}" for kind, number in self.killed.most_common())
-        _say(f"{count} kills in {self.killing_s:.0f} s, one each {self.pace_s} s at the mean, "
+        say(f"{count} kills in {self.killing_s:.0f} s, one each {self.pace_s} s at the mean, "
              f"seed {self.plan.seed}: {kinds}")  # fmt: skip
         starts = self.fleet.start_times_s
-        _say(f"starts of serve: {len(starts)}, median {statistics.median(starts or [0]):.1f} s, "
+        say(f"starts of serve: {len(starts)}, median {statistics.median(starts or [0]):.1f} s, "
              f"longest {max(starts, default=0):.1f} s")  # fmt: skip
         for kind in PLAYERS:
             sessions = [one for one in comparison.sessions if one["kind"] == kind]
             unwell = [one for one in sessions if not comparison.ended_well(one)]
             uids = [one["session"] for one in sessions]
-            _say(f"{kind}: {len(sessions) - len(unwell)} of {len(sessions)} sessions ended well; "
+            say(f"{kind}: {len(sessions) - len(unwell)} of {len(sessions)} sessions ended well; "
                  f"{sum(len(comparison.answered(uid)) for uid in uids)} turns were answered, "
                  f"{sum(len(comparison.again(one)) for one in sessions)} of them sampled again; "
                  f"{sum(comparison.allowed(uid) for uid in uids)} others are trained by rule")  # fmt: skip
             causes = {comparison.cause(one): one["session"] for one in unwell}
             for cause, number in Counter(map(comparison.cause, unwell)).most_common():
-                _say(f"    {number} x {cause}; {causes[cause]}, for example")
+                say(f"    {number} x {cause}; {causes[cause]}, for example")
         for sentence in findings[:SHOWN]:
-            _say(f"  {sentence}")
+            say(f"  {sentence}")
         total = len(comparison.sessions) or 1
         share = sum(map(comparison.ended_well, comparison.sessions)) / total
         never_again = sum(not comparison.again(one) for one in comparison.sessions) / total
-        _say(f"without an answered turn that was sampled again: {never_again:.1%} of the sessions")
+        say(f"without an answered turn that was sampled again: {never_again:.1%} of the sessions")
         lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
         verdict = "NOT BALANCED" if findings else "BALANCED"
-        _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} kills; "
+        say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} kills; "
              f"{share:.1%} of {len(comparison.sessions)} sessions ended well (goal {GOAL:.0%})")  # fmt: skip
         return 0 if not findings and share >= GOAL else 1
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

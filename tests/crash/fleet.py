@@ -169,6 +169,12 @@ class Fleet:
             self.reconcile()
             time.sleep(0.05)
 
+    def tend_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.reconcile()
+            time.sleep(0.05)
+
     @property
     def is_healthy(self) -> bool:
         """The buffer answered since its last start."""
@@ -202,7 +208,7 @@ class Fleet:
         children = children_of(self.serve.pid)
         if kind in MODULES:
             return [(kind, pid) for pid, command in children.items() if MODULES[kind] in command]
-        masters = [pid for pid, command in children.items() if "gunicorn" in command]
+        masters = [pid for pid, command in children.items() if "-m gunicorn" in command]
         if kind == "master":
             return [("master", pid) for pid in masters]
         return [("worker", pid) for master in masters for pid in children_of(master)]

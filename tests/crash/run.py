@@ -50,6 +50,7 @@ from tests.crash.workload import (
     Plan,
     played_lines,
     read_journal,
+    say,
 )
 
 WEIGHTS = {
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     findings = test.run()
     test.report(findings)
     if findings:
-        _say(f"everything is kept in {folder}")
+        say(f"everything is kept in {folder}")
     elif options.folder is None:
         shutil.rmtree(folder)
     return 1 if findings else 0
@@ -223,14 +224,14 @@ class CrashTest:
     def _kill_at_random(self) -> None:
         next_note = 25
         while self.killed.total() < self.kills and not self._is_late():
-            self._wait(self.rng.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
+            self.fleet.tend_for(self.rng.expovariate(1 / MEAN_SECONDS_BETWEEN_KILLS))
             kind = self.rng.choices(list(self.weights), list(self.weights.values()))[0]
             victims = self.fleet.victims(kind)
             if not victims:
                 continue
             self._kill(kind, *self.rng.choice(victims))
             if self.killed.total() >= next_note:
-                _say(f"  {self.killed.total()} kills after {time.monotonic() - self.began:.0f} s")
+                say(f"  {self.killed.total()} kills after {time.monotonic() - self.began:.0f} s")
                 next_note += 25
 
     def _kill(self, kind: str, name: str, pid: int) -> None:
@@ -246,19 +247,13 @@ class CrashTest:
             self.fleet.reconcile()
             self.fleet.tend_until(lambda: self.fleet.is_healthy, 60, "a restart")
 
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self.fleet.reconcile()
-            time.sleep(min(0.05, max(0.0, left)))
-
     def _is_late(self) -> bool:
         return self.deadline is not None and time.monotonic() > self.deadline
 
     # --- coming to an end --------------------------------------------------------------------------------------------
 
     def _calm_down(self) -> None:
-        _say(f"  {self.killed.total()} kills; now everybody goes on to the end")
+        say(f"  {self.killed.total()} kills; now everybody goes on to the end")
         self.plan.path("calm").touch()
         self.fleet.thaw_all()
         crew = self.fleet.crew
@@ -315,30 +310,30 @@ class CrashTest:
         """Prints what was killed, what was done meanwhile, and what does not balance."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.killed.most_common())
         starts = self.fleet.start_times_s
-        _say(f"{self.killed.total()} kills in {time.monotonic() - self.began:.0f} s, seed {self.plan.seed}: {kinds}")
+        say(f"{self.killed.total()} kills in {time.monotonic() - self.began:.0f} s, seed {self.plan.seed}: {kinds}")
         if starts:
-            _say(
+            say(
                 f"starts of serve: {len(starts)}, median {statistics.median(starts):.1f} s, longest {max(starts):.1f} s"
             )
-        _say(f"stop with waiting polls: {self.stopped_in_s:.1f} s")
-        _say(
+        say(f"stop with waiting polls: {self.stopped_in_s:.1f} s")
+        say(
             f"the accounting was read {self.sampler.over_http} times over HTTP, {self.sampler.from_database} times in "
             f"the database, {self.sampler.after_blows} of them right after a blow"
         )
         if not self.had_disk:
-            _say("no disk was filled: this machine does not mount one (it takes root)")
+            say("no disk was filled: this machine does not mount one (it takes root)")
         for name, number in self.numbers.items():
-            _say(f"{name}: {number}")
+            say(f"{name}: {number}")
         for name, number in sorted(self._failures().items()):
-            _say(f"client saw {name}: {number}")
+            say(f"client saw {name}: {number}")
         for name, count in sorted(_tracebacks(self.plan).items()):
-            _say(f"tracebacks in {name}: {count}")
+            say(f"tracebacks in {name}: {count}")
         for sentence in findings[:SHOWN]:
-            _say(f"  {sentence}")
+            say(f"  {sentence}")
         lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
         verdict = "NOT BALANCED" if findings else "BALANCED"
         count = self.killed.total()
-        _say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} blows")
+        say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} blows")
 
     def _failures(self) -> Counter[str]:
         counted: Counter[str] = Counter()
@@ -400,11 +395,6 @@ def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
         sessions=8 + kills // 3,
         devices=6 + kills // 4,
     )
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

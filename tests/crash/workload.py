@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -160,6 +161,12 @@ def played_lines(plan: Plan) -> list[dict[str, Any]]:
     """Returns the input of the job with a runner. The name says what its episodes meet."""
     kinds = {3: "short", 9: "dead", 15: "same"}
     return [{"instance_id": f"p{number}-{kinds.get(number % 20, 'fine')}"} for number in range(plan.played_instances)]
+
+
+def say(text: str) -> None:
+    """Prints a line of the report."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 # --- logs that survive a kill ----------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class BufferProcess:
     def kill_server(self) -> None:
         """Kills gunicorn as a crash would. Returns when its last worker, which may answer once more, has ended too
         and another server answers."""
-        parent = self.child("gunicorn")
+        parent = self.child("-m gunicorn")
         orphans = [parent, *descendants(parent)]
         os.kill(parent, signal.SIGKILL)
         wait_until(lambda: not any(map(is_alive, orphans)), 60, "end of the server's last worker")
@@ -149,7 +149,7 @@ class BufferProcess:
 
 def server_workers(buffer: BufferProcess) -> list[int]:
     """The gunicorn workers: grandchildren of the supervisor."""
-    masters = [pid for pid, command in buffer.children().items() if "gunicorn" in command]
+    masters = [pid for pid, command in buffer.children().items() if "-m gunicorn" in command]
     return sorted(pid for master in masters for pid in children_of(master))
 
 

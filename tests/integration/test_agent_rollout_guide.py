@@ -47,6 +47,11 @@ def _no_job_of_before() -> None:
     agent_rollout.reset_jobs()
 
 
+@pytest.fixture
+def buffer(served: BufferProcess) -> BufferProcess:
+    return served
+
+
 def problems(folder: Path, count: int = 12) -> Path:
     """An input of the guide's form, with the label that the math reward needs."""
     lines = [
@@ -114,9 +119,8 @@ def test_two_of_them_are_awaited_and_two_are_not() -> None:
 
 
 async def test_start_poll_convert_and_log_as_the_guide_does_it(
-    served: BufferProcess, stand_in_engine: int, caplog: pytest.LogCaptureFixture
+    buffer: BufferProcess, stand_in_engine: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buffer = served
     args = arguments(buffer, stand_in_engine, rollout_buffer_url=None)
     wanted = args.rollout_batch_size * args.n_samples_per_prompt
 
@@ -163,8 +167,7 @@ def converted(record: dict[str, Any], tokenizer: Any, args: Namespace) -> Sample
     )
 
 
-async def test_the_main_function_takes_its_arguments_by_place(served: BufferProcess, stand_in_engine: int) -> None:
-    buffer = served
+async def test_the_main_function_takes_its_arguments_by_place(buffer: BufferProcess, stand_in_engine: int) -> None:
     args = arguments(buffer, stand_in_engine)
     source = CheckpointDataSource(args)
 
@@ -179,9 +182,8 @@ async def test_the_main_function_takes_its_arguments_by_place(served: BufferProc
 
 
 def test_the_payload_of_the_guide_starts_a_job_with_its_strings_and_numbers(
-    served: BufferProcess, stand_in_engine: int
+    buffer: BufferProcess, stand_in_engine: int
 ) -> None:
-    buffer = served
     payload = {
         "num_process": 1024,
         "num_epoch": 3,
@@ -211,8 +213,7 @@ async def test_a_buffer_that_is_not_there_is_a_network_error() -> None:
         await get_rollout_data("http://127.0.0.1:1", None, 5.0)
 
 
-async def test_a_refusal_is_a_network_error_too(served: BufferProcess) -> None:
-    buffer = served
+async def test_a_refusal_is_a_network_error_too(buffer: BufferProcess) -> None:
     for job_id in ("one", "two"):
         buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": job_id})
         buffer.client.write([written(f"of-{job_id}")], job_id=job_id)
@@ -222,16 +223,20 @@ async def test_a_refusal_is_a_network_error_too(served: BufferProcess) -> None:
     assert isinstance(refusal.value, RolloutBufferError)
 
 
-async def test_nothing_ready_in_time_is_a_timeout(served: BufferProcess) -> None:
-    buffer = served
+async def test_nothing_ready_in_time_is_a_timeout(buffer: BufferProcess) -> None:
     buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1})
 
     with pytest.raises(asyncio.TimeoutError, match=r"no group came within 2 s: nothing is ready yet"):
         await get_rollout_data(api_base_url=buffer.url, timeout=2.0)
 
 
-async def test_a_timeout_says_how_its_job_ended(served: BufferProcess, stand_in_engine: int) -> None:
-    buffer = served
+# --- refused on purpose ----------------------------------------------------------------------------------------------
+
+
+async def test_problems_without_a_label_cannot_be_rewarded_and_a_timeout_says_so(
+    buffer: BufferProcess, stand_in_engine: int
+) -> None:
+    """The guide's own two lines: each attempt fails with a sentence, and none becomes a reward of 0."""
     unlabelled = buffer.folder / "unlabelled.jsonl"
     unlabelled.write_text('{"instance_id": "math_001", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
     options = {"max_attempts": 1}
@@ -242,30 +247,6 @@ async def test_a_timeout_says_how_its_job_ended(served: BufferProcess, stand_in_
 
     with pytest.raises(asyncio.TimeoutError, match=r"is failed: .*attempts failed: instance math_001 needs a label"):
         await get_rollout_data(buffer.url, None, 2.0)
-
-
-# --- refused on purpose ----------------------------------------------------------------------------------------------
-
-
-def test_problems_without_a_label_cannot_be_rewarded(served: BufferProcess, stand_in_engine: int) -> None:
-    """The guide's own two lines: each attempt fails with a sentence, and none becomes a reward of 0."""
-    buffer = served
-    path = buffer.folder / "no_label.jsonl"
-    path.write_text('{"instance_id": "math_002", "prompt": [{"role": "user", "content": "Prove it."}]}\n')
-    payload = {
-        "task_type": "math",
-        "input_file": str(path),
-        "remote_engine_url": f"http://127.0.0.1:{stand_in_engine}",
-        "tokenizer_path": str(DEMO_TOKENIZER_PATH),
-        "num_repeat_per_sample": 2,
-        "max_attempts": 1,
-    }
-    job_id = buffer.client.start_rollout(payload).job_id
-
-    data = buffer.client.get_rollout_data(job_id=job_id, wait_s=30)
-
-    assert data.items == ()
-    job = buffer.client.job(job_id)
-    assert (job["slots"]["failed"], job["outcomes"]) == (2, {})
-    wait_until(lambda: buffer.client.job(job_id)["state"] == "failed", 30, "end of the job")
-    assert "needs a label" in json.dumps(buffer.client.explanation(job_id))
+    job = await asyncio.to_thread(buffer.client.job, job_id)
+    assert (job["slots"]["failed"], job["slots"]["delivered"], job["outcomes"]) == (4, 0, {})
+    assert "needs a label" in json.dumps(await asyncio.to_thread(buffer.client.explanation, job_id))

@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.generator.android_world.config import CONFIG_VARIABLE, load_settings
 from slime_plugins.rollout_buffer.generator.android_world.custom_generate import close_resources
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from tests.episode_requests import use_local_phones
 
 pytestmark = pytest.mark.large
 
@@ -55,9 +56,7 @@ NEW_TOKENS = 48
 def _devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host's own settings where it has some; else two simulated phones, with screenshots that cost little."""
     if not os.environ.get(CONFIG_VARIABLE):
-        config = tmp_path / "android_world.yaml"
-        config.write_text("device_pool: local\nnum_workers: 2\nscreenshot_max_pixels: 100000\n", encoding="utf-8")
-        monkeypatch.setenv(CONFIG_VARIABLE, str(config))
+        use_local_phones(tmp_path, monkeypatch, num_workers=2, screenshot_max_pixels=100_000)
 
 
 # ---- 1. imports ------------------------------------------------------------------------------------------------------

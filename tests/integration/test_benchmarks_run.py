@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import chat_tokenizers
+from tests.fetch_tokenizers import tokenizers_folder
 from tests.miniwob_browsers import MISSING, WITHOUT_A_BROWSER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ def test_every_benchmark_is_here() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_benchmark_runs_to_its_end(name: str, tmp_path: Path) -> None:
-    if name == "masks" and not chat_tokenizers.folder().is_dir():
+    if name == "masks" and not tokenizers_folder().is_dir():
         pytest.skip("real tokenizers are not there: run python tests/fetch_tokenizers.py")
     if name == "miniwob" and MISSING:
         pytest.skip(WITHOUT_A_BROWSER)

@@ -60,26 +60,6 @@ def play(opened: dict[str, Any], turns: int = 2) -> None:
             messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "Are you sure?"}]
 
 
-def test_sessions_become_groups_that_a_trainer_polls(
-    start_buffer: Callable[..., BufferProcess], stand_in_engine: int
-) -> None:
-    buffer = start_buffer(gateway=True)
-    gateway = buffer.gateway_url
-    job_id = start_job(buffer, stand_in_engine, n=2, count=2)
-    for at in range(4):
-        opened = open_session(gateway, job_id)
-        play(opened)
-        closed = requests.post(f"{gateway}/sessions/{opened['session_id']}/close", json={"reward": at % 2}, timeout=30)
-        assert closed.json()["status"] == "stored"
-    data = buffer.client.get_rollout_data(job_id=job_id)
-    assert [item.reward for item in data.items] == [0.0, 1.0, 0.0, 1.0]
-    for item in data.items:
-        (row,) = pack_training_rows(item.generations)
-        assert sum(row.loss_mask) == sum(len(generation.output_ids) for generation in item.generations)
-        assert item.weight_version is not None
-    wait_until(lambda: buffer.client.job(job_id)["state"] == "finished", what="the end of the job")
-
-
 class CountingEngine(ThreadingHTTPServer):
     """Never samples the same ids twice, and remembers what it sampled last after each prompt."""
 
@@ -188,6 +168,9 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
         closed = requests.post(f"{gateway}/sessions/{opened['session_id']}/close", json={"reward": at % 2}, timeout=30)
         assert closed.json()["status"] == "stored"
     items = {item.uid: item for item in buffer.client.get_rollout_data(job_id=job_id).items}
+    assert [items[opened["session_id"]].reward for opened in sessions] == [0.0, 1.0, 0.0, 1.0]
+    assert {item.weight_version for item in items.values()} == {1}
+    wait_until(lambda: buffer.client.job(job_id)["state"] == "finished", what="the end of the job")
     tokenizer = load_tokenizer(str(DEMO_TOKENIZER_PATH))
     for opened, heard in zip(sessions, told, strict=True):
         generations = items[opened["session_id"]].generations

@@ -1,7 +1,5 @@
 """Scores are those of the package's own Gymnasium environment, for the same taps on the same seeds.
 
-All pages are compared but those of ``NOT_COMPARED``, twenty of them wherever there is a chromedriver.
-
 Needs a chromedriver, of the Chromium's own version: on the PATH, or named by ``MINIWOB_CHROMEDRIVER``.
 """
 
@@ -35,19 +33,6 @@ TASKS = [
     "focus-text-2", "identify-shape", "navigate-tree", "odd-or-even", "sign-agreement",
     "social-media", "tic-tac-toe", "unicode-test",
 ]  # fmt: skip
-NO_FIELDS = "the package's own environment cannot be made: it has no fields for this task"
-SMALL_TARGETS = "targets of a few points: a touch near one goes to it, a mouse's click does not"
-NOT_COMPARED = {
-    "button-delay": NO_FIELDS,
-    "hover-shape": NO_FIELDS,
-    "email-inbox-delete": SMALL_TARGETS,
-    "email-inbox-important": SMALL_TARGETS,
-    "email-inbox-noscroll": SMALL_TARGETS,
-    "email-inbox-star-reply": SMALL_TARGETS,
-    "grid-coordinate": SMALL_TARGETS,
-    "simon-says": "what a tap means depends on how long the page has been showing its sequence",
-}
-"""Tasks on which the two may differ, and why."""
 SEEDS = (3, 8)
 TAPS = 3
 
@@ -79,10 +64,6 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_taps_are_scored_as_the_package_scores_them(task: str, device: BrowserPage, environments: Any) -> None:
-    play_on_both(task, device, environments)
-
-
-def play_on_both(task: str, device: BrowserPage, environments: Any) -> None:
     environment = environments(task)
     for seed in SEEDS:
         seen = device.reset(task, seed)

@@ -175,13 +175,13 @@ async def test_ids_and_log_probs_are_found_where_others_put_them(place: str) -> 
     assert final["metrics"]["response_tokens"] == len(sampled)
 
 
-PROMPT_OF_ANOTHER = {"prompt_token_ids": [1, 2, 3]}
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (PROMPT_OF_ANOTHER, r"turn 1: the trainer's prompt has 3 tokens, our own count is \d+"),
+        (
+            {"prompt_token_ids": [1, 2, 3]},
+            r"turn 1: the trainer's prompt has 3 tokens, our own .* another chat template",
+        ),
         ({"prompt_token_ids": None, "usage": {"prompt_tokens": 3}}, r"turn 1: the trainer counted 3 .* count is \d+"),
         ({"token_ids": None}, "turn 1: the trainer's reply has no token_ids"),
         ({"token_ids": []}, "turn 1: the trainer's reply has an empty list"),
@@ -522,7 +522,6 @@ async def test_the_process_serves_both_sides_and_asks_for_its_token(tmp_path: Pa
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"host": "0.0.0.0"}, "give --token-file"),
         ({"buffer_url": "http://127.0.0.1:1"}, "give --engine-url"),
         ({"tokenizer_roots": ["/no/such"]}, "is not a folder"),
         ({"tokenizers": ["qwen"]}, "NAME=FOLDER"),

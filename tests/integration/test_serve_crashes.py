@@ -78,7 +78,7 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
     job_id = start_external(buffer)
     start_episodes(buffer, 2000)
     runner = ProcessIdentity.of("runner", buffer.runner_pid())
-    server = ProcessIdentity.of("server", buffer.child("gunicorn"))
+    server = ProcessIdentity.of("server", buffer.child("-m gunicorn"))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     os.kill(runner.pid, signal.SIGSTOP)
@@ -94,7 +94,7 @@ def test_after_a_killed_supervisor_serve_is_up_at_once_with_polls_waiting_and_pr
 def test_a_server_killed_alone_is_replaced_with_its_workers(start_buffer: StartBuffer) -> None:
     buffer = start_buffer()
     job_id = start_external(buffer)
-    server = ProcessIdentity.of("server", buffer.child("gunicorn"))
+    server = ProcessIdentity.of("server", buffer.child("-m gunicorn"))
     wait_in_vain(buffer.url, job_id, 6)
     time.sleep(0.5)
     began = time.monotonic()

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,19 @@ import pytest
 
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from tests.slime_step.running import NEEDS_SLIME, PYTHON, SLIME
 from tools.install_into_slime import Overlay
 
 ROOT = Path(__file__).resolve().parents[2]
-SLIME = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME", "")
-SLIME_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
 
-pytestmark = [
-    pytest.mark.slime,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout"),
-]
+pytestmark = [pytest.mark.slime, pytest.mark.timeout(300), NEEDS_SLIME]
 
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout with the trainer's end in place: what works with it works with the whole."""
-    if subprocess.run([SLIME_PYTHON, "-c", "import torch, ray, transformers"], capture_output=True).returncode:
-        pytest.skip(f"{SLIME_PYTHON} has no torch, ray or transformers: set ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
+    if subprocess.run([PYTHON, "-c", "import torch, ray, transformers"], capture_output=True).returncode:
+        pytest.skip(f"{PYTHON} has no torch, ray or transformers: set ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
     target = tmp_path_factory.mktemp("slime")
     for folder in ("slime", "slime_plugins", "tests/plugin_contracts", "tests/utils"):
         shutil.copytree(Path(SLIME) / folder, target / folder)
@@ -47,7 +41,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_in(checkout: Path, *command: str, **environment: str) -> str:
     """Returns what a Python program says on standard output; the whole of its output when it fails."""
     finished = subprocess.run(
-        [SLIME_PYTHON, *command],
+        [PYTHON, *command],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": f"{checkout}:{ROOT / 'tests'}", **environment},
         capture_output=True,

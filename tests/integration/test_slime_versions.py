@@ -10,19 +10,18 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.slime_step.running import PYTHON
 from tools.install_into_slime import Overlay, OverlayError
 from tools.launching.models import backends_of, has_flag, trains_qwen3_5_vl, trains_qwen3_vl
 
 ROOT = Path(__file__).resolve().parents[2]
 GIT = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_GIT", "")
-PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON", sys.executable)
 FOLDERS = ("slime", "slime_plugins", "scripts/models")
 
 pytestmark = [

@@ -187,11 +187,6 @@ def logged_of(case: Case, args: Namespace) -> dict[str, Any]:
     }
 
 
-def mean(parts: list[tuple[float, float]]) -> float:
-    """Joins what the ranks say, as slime does: a sum and a count each."""
-    return sum(part for part, _ in parts) / (sum(count for _, count in parts) or 1.0)
-
-
 def run_hook(shards: list[dict[str, Any]]) -> None:
     """Runs our hook on every rank; the ranks know of each other what a process group would tell."""
     steps = [agent_rollout_data_postprocess.played_trajectories(shard) for shard in shards]

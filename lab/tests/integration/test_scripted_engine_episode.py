@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.token_alignment import read_records, routed_experts_of_row
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Trajectory
 from tests.demo_tokens import tokenizer, trained_text
+from tests.engine_contracts import until
 from tests.episode_requests import phone_episode, use_local_phones
 
 QUICK = EngineSettings(retry_timeout_s=30.0, deadline_s=50.0, backoff_first_s=0.02, backoff_longest_s=0.1)
@@ -149,13 +150,13 @@ async def test_episodes_go_on_through_updates_of_the_weights_with_exact_tokens_a
 
 
 async def test_an_engine_that_does_not_come_back_from_an_update_is_a_failure_and_no_reward() -> None:
-    settings = ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.05)
+    settings = ScriptedEngineSettings(port=0, skill=1.0, token_latency_s=0.01)
     impatient = replace(QUICK, retry_timeout_s=0.2, deadline_s=3.0)
     async with running(settings) as url, aiohttp.ClientSession() as session:
         engine, generator = SglangEngine(url, impatient), create_generator()
         await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=4))
         playing = asyncio.create_task(generator.play(episode(TASKS[0], 0)))
-        await asyncio.sleep(1.0)
+        await until(url, lambda load: load > 0)
         async with session.post(f"{url}/pause_generation", data=json.dumps({"mode": "abort"})) as response:
             assert response.status == 200
         try:

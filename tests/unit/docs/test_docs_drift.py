@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from slime.rollout.agent_rollout_settings import KNOWN_ATTRIBUTES
 from slime_plugins.rollout_buffer.cli.app import app
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.context_editing.settings import ContextEditingSettings
 from tools.wandb_dashboard import LAYOUT
 
@@ -56,20 +54,8 @@ def lacking_trainer_metrics(text: Text) -> list[str]:
     return [name for name in names if f"`{name}`" not in text]
 
 
-def lacking_android_settings(text: Text) -> list[str]:
-    return [name for name in AndroidWorldSettings.model_fields if f"| `{name}" not in text]
-
-
 def lacking_context_settings(text: Text) -> list[str]:
     return [name for name in ContextEditingSettings.model_fields if f"`{name}`" not in text]
-
-
-def lacking_trainer_settings(text: Text) -> list[str]:
-    return [
-        name
-        for name in sorted({*KNOWN_ATTRIBUTES, "rollout_num_process"} - {"rollout_buffer_url"})
-        if f"`{name}" not in text
-    ]
 
 
 def lacking_variables(text: Text) -> list[str]:
@@ -90,9 +76,7 @@ def lacking_programs(text: Text) -> list[str]:
 
 CHECKS: Mapping[str, tuple[Callable[[Text], list[str]], Callable[[], Text]]] = {
     "trainer metrics": (lacking_trainer_metrics, lambda: page("trainer")),
-    "android settings": (lacking_android_settings, lambda: page("android_world")),
     "context editing settings": (lacking_context_settings, lambda: page("context_editing")),
-    "trainer settings": (lacking_trainer_settings, lambda: page("trainer", "arguments")),
     "environment variables": (lacking_variables, lambda: "\n".join(all_pages().values())),
     "programs": (lacking_programs, lambda: "\n".join(all_pages().values())),
 }
