@@ -97,10 +97,10 @@ def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
     segments: list[Segment] = []
     at = 0
     for start, end in _thoughts(text, tools):
-        segments += _texts_and_calls(text[at:start], tools)
+        segments += _texts_and_calls(text, at, start, tools)
         segments.append(Segment(kind=SegmentKind.THOUGHT, text=text[start:end]))
         at = end
-    return [*segments, *_texts_and_calls(text[at:], tools)]
+    return [*segments, *_texts_and_calls(text, at, len(text), tools)]
 
 
 def read_function(function: Any) -> ToolCall:
@@ -135,30 +135,30 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
     return spans
 
 
-def _texts_and_calls(text: str, tools: Tools) -> Iterator[Segment]:
-    """Yields the segments outside of thoughts: texts and calls."""
-    at = 0
-    while (start := text.find(CALL, at)) >= 0:
-        call, end, _ = call_at(text, start, tools)
+def _texts_and_calls(text: str, at: int, limit: int, tools: Tools) -> Iterator[Segment]:
+    """Yields the segments between two thoughts: texts and calls."""
+    while (start := text.find(CALL, at, limit)) >= 0:
+        call, end, _ = call_at(text, start, tools, limit)
         if start > at:
             yield Segment(kind=SegmentKind.TEXT, text=text[at:start])
         yield Segment(kind=SegmentKind.CALL, text=text[start:end], call=call)
         at = end
-    if at < len(text):
-        yield Segment(kind=SegmentKind.TEXT, text=text[at:])
+    if at < limit:
+        yield Segment(kind=SegmentKind.TEXT, text=text[at:limit])
 
 
-def call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int, bool]:
+def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tuple[ToolCall, int, bool]:
     """Returns the call whose mark begins at ``start``, the end of its segment, and whether it is complete.
 
-    A complete call was parsed to its end; its name or arguments may still have a problem.
+    A complete call was parsed to its end; its name or arguments may still have a problem. The segment of another one
+    ends at ``limit`` at the latest.
     """
     inside = start + len(CALL)
     try:
         function, at = _dialect_at(text, inside).read(text, inside, tools)
         end = _end_of_call(text, at)
     except _MalformedError as error:
-        return _broken(text, inside, str(error))
+        return _broken(text, inside, str(error), len(text) if limit is None else limit)
     call = read_function(function)
     raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, at, end) else end]
     return ToolCall(name=call.name, arguments=call.arguments, raw=raw.strip(), problem=call.problem), end, True
@@ -179,10 +179,10 @@ def _end_of_call(text: str, at: int) -> int:
     return after
 
 
-def _broken(text: str, inside: int, problem: str) -> tuple[ToolCall, int, bool]:
-    """Returns an invalid call: it extends to its end mark, the next call, or the end of the text."""
-    following = text.find(CALL, inside)
-    limit = len(text) if following < 0 else following
+def _broken(text: str, inside: int, problem: str, limit: int) -> tuple[ToolCall, int, bool]:
+    """Returns an invalid call: it extends to its end mark, the next call, or ``limit``."""
+    following = text.find(CALL, inside, limit)
+    limit = limit if following < 0 else following
     closing = text.find(CALL_END, inside, limit)
     if closing < 0:
         raw, end, problem = text[inside:limit], limit, f"the tool call is not closed by {CALL_END}"

@@ -97,6 +97,7 @@ BROKEN = {
     "half a pair": '<tool_call>{"name": "mobile_use", "arguments": {"text": "\\ud83d"}}</tool_call>',
     "nested without end": '<tool_call>{"name": "mobile_use", "arguments": {"text": ' + "[" * 100_000 + "</tool_call>",
     "nested deeply": f'<tool_call>{{"name": "mobile_use", "arguments": {{"text": {"[" * 90}{"]" * 90}}}}}</tool_call>',
+    "a thought before its end mark": f"<tool_call>{written(WAIT)}<think>hm</think>",
     "more than a call": f"<tool_call>{written(WAIT)} and more</tool_call>",
     "a parameter that is not closed": ("<tool_call><function=mobile_use><parameter=action>wait</function></tool_call>"),
 }
