@@ -79,6 +79,17 @@ def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, cloc
     assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
 
 
+def test_what_was_written_after_the_clock_was_set_back_is_kept_with_its_screenshots(
+    buffer: Buffer, clock: SettableClock
+) -> None:
+    job = start_external(buffer)
+    write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
+    clock.advance(-500)
+    write(buffer, job, with_screenshot("b0", "b", 0, PNG + b"b"))
+    clock.advance(100)
+    assert purge(buffer.store, now=clock.now, retain_s=50).images == 0
+
+
 def test_what_was_delivered_just_now_stays_for_the_time_of_retention_however_old_it_is(
     buffer: Buffer, clock: SettableClock
 ) -> None:

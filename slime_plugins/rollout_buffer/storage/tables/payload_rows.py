@@ -32,15 +32,18 @@ def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> l
 
 
 def oldest_needed(connection: Connection, delivered_since: float, default: float) -> float:
-    """Returns when the oldest trajectory was written that was not delivered, or was delivered since a time."""
+    """Returns when the oldest trajectory was written that was not delivered, or was delivered since a time.
+
+    Not that of the lowest key: the clock may have been set back. An index has the times without the payloads.
+    """
     query = (
-        "SELECT created_at FROM trajectories WHERE key = (SELECT min(trajectories.key) FROM groups "
-        f"JOIN trajectories ON group_key = groups.key WHERE trajectories.key > {_PURGED} AND "
-        "(groups.state IN ('open', 'ready', 'leased') "
-        "OR groups.delivery_key IN (SELECT key FROM deliveries WHERE created_at >= ?)))"
+        "SELECT min(written.created_at) FROM groups JOIN trajectories AS found ON found.group_key = groups.key "
+        "JOIN trajectories AS written INDEXED BY trajectories_to_look_at ON written.job_key = groups.job_key "
+        f"AND written.key = +found.key WHERE found.key > {_PURGED} AND (groups.state IN ('open', 'ready', 'leased') "
+        "OR groups.delivery_key IN (SELECT key FROM deliveries WHERE created_at >= ?))"
     )
-    found = connection.execute(query, (delivered_since,)).fetchone()
-    return default if found is None else float(found[0])
+    found = connection.execute(query, (delivered_since,)).fetchone()[0]
+    return default if found is None else float(found)
 
 
 def purge_payloads(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
