@@ -30,7 +30,7 @@ _NO_SECRET: Final = r"(?:BOS|EOS|PAD|UNK|SEP|MASK|STOP|IMAGE|ACTION)_TOKEN|(?:SO
 # Also the variables of a launcher's env, such as NPM_TOKEN.
 _SECRET_NAME: Final = re.compile(
     rf"(?i){_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$"
-    rf"|(?-i:^(?!.*(?:{_NO_SECRET})$)[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
+    rf"|(?-i:^(?!(?:.*_)?(?:{_NO_SECRET})$)[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORDS: Final = ("key", "pass", "secret", "credential", "authorization", "cookie", "token", "sk-rollout-")

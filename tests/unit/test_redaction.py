@@ -100,6 +100,7 @@ def test_hostile_text_is_read_in_no_time(text: str) -> None:
         "hf_token",
         "accessToken",
         "api_tokens",
+        "LAUNCHPAD_TOKEN",
         "Authorization",
         "cookies",
         "credentials",
