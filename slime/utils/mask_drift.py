@@ -128,7 +128,7 @@ class _Difference:
 
     def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: RebuiltTokens) -> None:
         self._rebuilt = rebuilt
-        self._merged = turn.merged
+        self._merged = list(rebuilt.token_ids[turn.start - 1 : turn.start]) if turn.merged else []
         prompt, rebuilt_prompt = list(generation.prompt_ids), list(rebuilt.token_ids[: turn.start])
         sampled, rebuilt_output = list(generation.output_ids), list(rebuilt.token_ids[turn.start : turn.end])
         self.kinds: set[DriftKind] = set()
@@ -166,8 +166,8 @@ class _Difference:
         if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}
 
-        begins_in_prompt = self._merged and text.endswith(rebuilt_text)
-        return set() if begins_in_prompt else {DriftKind.TEXT}
+        merged, rest = self._rebuilt.decode(self._merged), text.removesuffix(rebuilt_text)
+        return set() if rest + rebuilt_text == text and merged.endswith(rest) else {DriftKind.TEXT}
 
     def _added(self, ids: list[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._rebuilt.added_ids]

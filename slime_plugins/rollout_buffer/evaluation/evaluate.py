@@ -134,10 +134,10 @@ def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[s
     while True:
         try:
             job = client.job(job_id)
-            answered = time.monotonic()
             watch(job)
             if job["state"] == "paused" and job["cause_code"] != CauseCode.ENGINE_AWAY:
                 client.resume(job_id)
+            answered = time.monotonic()
         except (requests.RequestException, UnavailableError, BusyError) as error:
             # The supervisor restarts a server that crashed.
             if time.monotonic() - answered > SILENCE_TIMEOUT_S:

@@ -91,12 +91,12 @@ class _Needle:
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
-        spelled = orjson.dumps(text)[1:-1]
-        self._bytes = spelled.lower() if spelled.isascii() else None
+        spelled, is_in_one_place = orjson.dumps(text)[1:-1].lower(), text.isascii() and " {" not in text
+        self._forms = {spelled, self._text.encode()} if is_in_one_place else set()  # as a text, in a call's arguments
 
     def first_in(self, body: bytes) -> FoundText | None:
         """Returns the first match in a payload's messages and the number of matching texts; None without a match."""
-        if self._bytes is not None and self._bytes not in body.lower():
+        if self._forms and all(form not in body.lower() for form in self._forms):
             return None  # most payloads need not be parsed
         payload = orjson.loads(body)
         texts = [one for one in message_texts(payload) if self._text in one.text.lower()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -43,8 +45,10 @@ def test_a_call_that_fails_for_a_while_is_repeated(
     assert evaluate._follow(client, "job", lambda job: None)["state"] == "finished"
 
 
-def test_a_buffer_that_stays_silent_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "POLL_INTERVAL_S", 0.0)
-    monkeypatch.setattr(evaluate, "SILENCE_TIMEOUT_S", -1.0)
+@pytest.mark.parametrize("answers", [[], [None]], ids=["to nothing", "not to resume"])
+def test_a_buffer_that_stays_silent_ends_it(monkeypatch: pytest.MonkeyPatch, answers: list[Any]) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, evaluate.SILENCE_TIMEOUT_S / 4).__next__, sleep=abs)
+    monkeypatch.setattr(evaluate, "time", clock)
+    client = cast("RolloutBufferClient", Flaky(*[*answers, requests.ConnectionError("gone")] * 9))
     with pytest.raises(RolloutBufferError, match="does not answer any more: gone"):
-        evaluate._follow(cast("RolloutBufferClient", Flaky(requests.ConnectionError("gone"))), "job", lambda job: None)
+        evaluate._follow(client, "job", lambda job: None)

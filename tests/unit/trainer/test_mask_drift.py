@@ -110,8 +110,8 @@ def compared(generations: list[Generation], turns: list[RebuiltTurn]) -> DriftRe
 
 
 def test_a_first_character_that_merged_into_the_prompt_is_no_other_text() -> None:
-    found = compared([Generation([0, 1, 2, 77], [8, 4, 5])], [RebuiltTurn(4, 6, merged=True)])
-    assert found.kinds == ["boundary"]
+    for first, kinds in ((3, ["boundary"]), (8, ["text", "boundary"])):
+        assert compared([Generation([0, 1, 2], [first, 4, 5])], [RebuiltTurn(4, 6, merged=True)]).kinds == kinds
 
 
 def test_a_prompt_that_differs_before_an_equal_output_is_placed_also_if_its_end_merged() -> None:
