@@ -1,10 +1,10 @@
 """Compares the prompt ids sent to an engine with the ids that it reports to have run. Pure.
 
-Text is compared id by id. An image is one placeholder in the ids sent and a run of them in the ids run; the length of
-that run is taken from the engine. An engine that decodes a prompt and tokenises the text again runs other ids than were
-sampled (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses the
-engine's ids. If an engine reports no ids, a prompt counts as run unchanged if encoding its decoded text gives the same
-ids: tokenising it again changes nothing.
+Text is compared id by id. An image is one placeholder in the ids sent and a block of them in the ids run; the length of
+that block is taken from the engine. An engine that decodes a prompt and tokenises the text again runs other ids than
+were sampled (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses
+the engine's ids. If an engine reports no ids, a prompt counts as run unchanged if encoding its decoded text gives the
+same ids: tokenising it again changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ RESUMED_ELSEWHERE: Final = "the engine was interrupted and resumed after other i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedPrompt:
-    """Result of the check of one prompt; ``ran_ids``, None if equal, have one placeholder per image."""
+    """Result of the check of one prompt.
+
+    ``ran_ids`` have one placeholder per image; None if they are the ids sent, unknown, or not to be trained.
+    """
 
     receipt: PromptReceipt
     ran_ids: list[int] | None = None
@@ -51,14 +54,14 @@ class PromptChecker:
                 return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL))
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, sent), ran_ids=ran)
         assert self.placeholder_id is not None
-        runs = _runs_between(sent, ran, self.placeholder_id)
-        if runs is not None and len(runs) == images:
-            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(runs)))
-        collapsed, runs = _collapsed(ran, self.placeholder_id)
-        if len(runs) != images:
-            reason = f"the engine ran a prompt of {len(runs)} images where it was sent {images}"
+        block_lengths = _block_lengths(sent, ran, self.placeholder_id)
+        if block_lengths is not None and len(block_lengths) == images:
+            return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(block_lengths)))
+        collapsed, block_lengths = _collapsed(ran, self.placeholder_id)
+        if (blocks := len(block_lengths)) != images:
+            reason = f"the engine ran {blocks} blocks of image tokens for {images} images: they cannot be told apart"
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, untrained_because=reason))
-        receipt = PromptReceipt(PromptCheck.DIFFERING, sent, image_tokens=tuple(runs))
+        receipt = PromptReceipt(PromptCheck.DIFFERING, sent, image_tokens=tuple(block_lengths))
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
 
     def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
@@ -66,8 +69,8 @@ class PromptChecker:
         assert self.placeholder_id is not None
         place = list(sent).index(self.placeholder_id)
         after = len(sent) - place - 1
-        run = len(ran) - place - after
-        return [*ran[:place], *[self.placeholder_id] * run, *ran[len(ran) - after :]] if run > 0 else list(ran)
+        length = len(ran) - place - after
+        return [*ran[:place], *[self.placeholder_id] * length, *ran[len(ran) - after :]] if length > 0 else list(ran)
 
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
         """Returns True if the tokenizer encodes the decoded text to the same ids, or if there is no tokenizer.
@@ -77,12 +80,12 @@ class PromptChecker:
         return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
 
     def may_end_within(self, ids: Sequence[int], texts: Sequence[str]) -> bool:
-        """Returns True if the text of the ids ends with the beginning of one of ``texts``, or if there is no tokenizer
-        to know."""
+        """Returns True if the text of the ids ends with the beginning of one of ``texts``, or within a character, which
+        may be theirs, or if there is no tokenizer to know."""
         if not texts or self._tokenizer is None:
             return bool(texts)
         end = self.decoded(ids[-4 * max(map(len, texts)) :])  # a character may be four tokens
-        return begins_at(end, 0, texts) < len(end)
+        return end.endswith("\ufffd") or begins_at(end, 0, texts) < len(end)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""
@@ -93,9 +96,9 @@ class PromptChecker:
         return encoded(self._tokenizer, text)
 
 
-def _runs_between(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
-    """Returns the length of the run at each placeholder if all other ids are equal; else None."""
-    runs: list[int] = []
+def _block_lengths(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
+    """Returns the length of the block at each placeholder if all other ids are equal; else None."""
+    lengths: list[int] = []
     at = 0
     for text, is_last in _texts(sent, placeholder):
         if ran[at : at + len(text)] != text:
@@ -108,8 +111,8 @@ def _runs_between(sent: list[int], ran: list[int], placeholder: int) -> list[int
             at += 1
         if at == start:
             return None
-        runs.append(at - start)
-    return runs if at == len(ran) else None
+        lengths.append(at - start)
+    return lengths if at == len(ran) else None
 
 
 def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]:
@@ -123,13 +126,13 @@ def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]
 
 
 def _collapsed(ran: list[int], placeholder: int) -> tuple[list[int], list[int]]:
-    """Returns the ids with each run of placeholders as one, and the lengths of the runs."""
+    """Returns the ids with each block of placeholders as one, and the lengths of the blocks."""
     ids: list[int] = []
-    runs: list[int] = []
-    for token_id, run in groupby(ran):
+    lengths: list[int] = []
+    for token_id, block in groupby(ran):
         if token_id == placeholder:
-            runs.append(len(list(run)))
+            lengths.append(len(list(block)))
             ids.append(token_id)
         else:
-            ids.extend(run)
-    return ids, runs
+            ids.extend(block)
+    return ids, lengths

@@ -19,7 +19,8 @@ MIN_GAIN = 0.25
 MAX_COMPARED_RATIO = 0.8
 """Throughput is compared with an observation of at most this share of the episodes: closer ones differ by chance."""
 OBSERVATION_SPACING = 1.1
-"""Of observations whose numbers of episodes differ by a smaller factor, only the newest is stored."""
+"""The numbers of episodes are divided into classes of this width, a factor; of each only the newest observation is
+stored."""
 MAX_OBSERVATION_AGE = 64
 """In steps: older observations are of other weights, tasks or engines, and must not lower the limit."""
 INITIAL_LIMIT = 16
@@ -31,11 +32,11 @@ class Reason(StrEnum):
     """Why the limit has its value."""
 
     GROWS = "grows"
-    AT_MOST = "at its upper bound"
+    UPPER_BOUND = "at its upper bound"
     ENGINE_QUEUES = "the engine queues"
     NO_GAIN = "more bring no more tokens"
     DEVICES = "as many as devices"
-    NOT_USED = "nothing else may begin"
+    NOT_USED = "no episode waits for it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +100,11 @@ def initial_state(bounds: Bounds) -> ConcurrencyState:
 def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyState:
     """Returns the state after a step; its limit is within the bounds.
 
-    Running episodes are never cancelled. While more run than the limit allows, their throughput is not used.
+    Running episodes are never cancelled. While more run than the limit allows, only the number of devices changes it.
     """
     after = _remember(now, load)
     ceiling = _ceiling(load, bounds)
-    if _queues(load):
+    if _engine_queues(load):
         if load.playing > now.limit + 0.5:
             return replace(after, reason=Reason.ENGINE_QUEUES, searching=False)
         return _decreased(after, bounds, min(now.limit, max(1.0, load.playing)), Reason.ENGINE_QUEUES)
@@ -118,14 +119,14 @@ def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyStat
     grown = min(2 * now.limit if now.searching else now.limit + bounds.step, ceiling)
     if grown > now.limit:
         return replace(after, limit=grown, reason=Reason.GROWS)
-    return replace(after, reason=Reason.AT_MOST if now.limit >= bounds.max_limit else Reason.DEVICES)
+    return replace(after, reason=Reason.UPPER_BOUND if now.limit >= bounds.max_limit else Reason.DEVICES)
 
 
 def _remember(now: ConcurrencyState, load: Load) -> ConcurrencyState:
     if load.rate is None or load.playing < 1:
         return now
-    step, place = now.steps + 1, _class_of(load.playing)
-    kept = [one for one in now.seen if step - one.step <= MAX_OBSERVATION_AGE and _class_of(one.playing) != place]
+    step, of_class = now.steps + 1, _class_of(load.playing)
+    kept = [one for one in now.seen if step - one.step <= MAX_OBSERVATION_AGE and _class_of(one.playing) != of_class]
     return replace(now, steps=step, seen=(*kept, Observation(step, load.playing, load.rate)))
 
 
@@ -142,7 +143,7 @@ def _ceiling(load: Load, bounds: Bounds) -> int:
     return max(bounds.min_limit, min(bounds.max_limit, math.floor(devices + 1e-9) + spare))
 
 
-def _queues(load: Load) -> bool:
+def _engine_queues(load: Load) -> bool:
     if load.engine_waiting is None:
         return False
     return load.engine_waiting > max(1.0, QUEUE_SHARE * (load.engine_running or 0.0))

@@ -53,12 +53,14 @@ class TrajectoryFilters(PageQuery):
     max_version: Annotated[Count, Field(ge=0, le=MAX_KEY)] | None = None
     """Only trajectories whose oldest weight version is at most this."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only trajectories with this text in uid or instance id, ignoring case."""
+    """Only trajectories with this text in uid or instance id, ignoring the case of ASCII letters."""
 
     @model_validator(mode="after")
-    def _has_a_range(self) -> Self:
-        if self.min_reward is not None and self.max_reward is not None and self.min_reward > self.max_reward:
-            raise ValueError("min_reward is larger than max_reward: nothing can lie between them")
+    def _has_ranges(self) -> Self:
+        for name in ("reward", "version"):
+            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if low is not None and high is not None and low > high:
+                raise ValueError(f"min_{name} is larger than max_{name}: nothing can lie between them")
         return self
 
 
@@ -92,7 +94,7 @@ class GroupPageQuery(Body):
     state: GroupState | None = None
     """Only groups in this state."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only groups with this text in their instance id, ignoring case."""
+    """Only groups with this text in their instance id, ignoring the case of ASCII letters."""
     cause: Annotated[str, Field(min_length=1, max_length=500)] | None = None
     """Only groups with this text in their cause."""
     sort: Literal["updated_at", "instance_id", "reward_mean"] = "updated_at"
@@ -111,7 +113,7 @@ class AttemptPageQuery(Body):
     error_code: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Only attempts with this error code."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only attempts with this text in their instance id or error, ignoring case."""
+    """Only attempts with this text in their instance id or error, ignoring the case of ASCII letters."""
     transcripts: bool = False
     """Adds the stored transcript of each attempt, if it has one."""
 
@@ -133,7 +135,7 @@ class OverviewQuery(Body):
     state: Literal["open", "ended"] | None = None
     """Only jobs that are open (running or paused), or only those that ended."""
     search: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    """Only jobs with this text in their id or task type."""
+    """Only jobs with this text in their id or task type, ignoring the case of ASCII letters."""
     limit: Annotated[Count, Field(ge=1, le=100)] = 20
     """Maximum number of jobs."""
     cursor: Annotated[Count, Field(ge=1, le=MAX_KEY)] | None = None

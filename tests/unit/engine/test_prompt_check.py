@@ -53,11 +53,21 @@ class TestComparing:
         assert found.receipt.image_tokens == (4,)
         assert not found.receipt.untrained_because
 
-    @pytest.mark.parametrize("ran", [[1, 3], [1, *shown(run=2), *shown(run=2), 3]], ids=["dropped", "doubled"])
-    def test_an_engine_that_saw_another_number_of_images_trains_nothing(self, ran: list[int]) -> None:
-        found = CHECKER.check([1, *shown(), 3], ran, images=1)
+    @pytest.mark.parametrize(
+        ("sent", "ran", "images"),
+        [
+            ([1, *shown(), 3], [1, 3], 1),
+            ([1, *shown(), 3], [1, *shown(run=2), *shown(run=2), 3], 1),
+            ([1, *shown(run=2), 3], [1, *shown(run=7), 3], 2),
+        ],
+        ids=["dropped", "doubled", "adjacent"],
+    )
+    def test_images_whose_tokens_cannot_be_told_apart_train_nothing(
+        self, sent: list[int], ran: list[int], images: int
+    ) -> None:
+        found = CHECKER.check(sent, ran, images=images)
         assert found.receipt.check is PromptCheck.DIFFERING
-        assert "images where it was sent 1" in found.receipt.untrained_because
+        assert f"blocks of image tokens for {images} images" in found.receipt.untrained_because
         assert found.ran_ids is None
 
     @pytest.mark.parametrize("ran", [[1, *shown(run=3)], [1, *shown(run=3), 3, 3], [1, START, END, 3]])
@@ -74,6 +84,7 @@ class TestComparing:
     )
     def test_a_stop_sequence_may_have_begun(self, text: str, stops: list[str], may: bool) -> None:
         assert CHECKER.may_end_within(CHECKER.encoded(text), stops) is may
+        assert CHECKER.may_end_within(CHECKER.encoded(text + "观")[:-1], stops) is bool(stops), "within a character"
         assert PromptChecker().may_end_within([1], stops) is bool(stops)
 
 

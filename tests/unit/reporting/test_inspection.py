@@ -171,6 +171,7 @@ def test_one_trajectory_is_returned_as_it_is_stored(client: FlaskClient) -> None
         ("/trajectories?min_reward=nan", 400, "min_reward"),
         ("/trajectories?max_reward=1e999", 400, "max_reward"),
         ("/trajectories?min_reward=2&max_reward=1", 400, "nothing can lie between"),
+        ("/trajectories?min_version=2&max_version=1", 400, "nothing can lie between"),
         ("/trajectories?rewards=1", 400, "rewards"),
         ("/trajectories?job_id=nope", 404, "there is no job 'nope'"),
         ("/trajectories?job_id=", 400, "job_id"),

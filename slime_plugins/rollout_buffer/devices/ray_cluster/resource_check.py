@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_ALWAYS_NAMED = ("CPU", "memory")
 _INTERNAL = ("node:", "object_store_memory")
 
 
@@ -25,4 +24,4 @@ def in_words(resources: Mapping[str, float]) -> str:
 
 
 def _is_worth_naming(name: str, wanted: Mapping[str, float]) -> bool:
-    return name in wanted or name in _ALWAYS_NAMED or not name.startswith(_INTERNAL)
+    return name in wanted or not name.startswith(_INTERNAL)
