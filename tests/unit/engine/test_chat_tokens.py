@@ -132,9 +132,18 @@ def test_a_placeholder_in_the_text_of_a_message_is_refused_where_the_template_wr
     assert chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).prompt([spoofed]).count(chat.image_placeholder_id) == 1
 
 
-def test_a_template_without_an_end_of_turn_is_refused() -> None:
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]",
+        "{% for m in messages[:2] %}{{ m.content }}{% endfor %}",
+    ],
+    ids=["line break", "word", "nothing"],
+)
+def test_a_template_without_an_end_of_turn_is_refused(template: str) -> None:
     with pytest.raises(ConfigError, match="does not end a turn"):
-        chat_with("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+        chat_with(template)
 
 
 def test_a_template_that_refuses_a_role_says_so(chat: ChatTokens) -> None:
