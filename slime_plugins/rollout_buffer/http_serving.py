@@ -1,4 +1,5 @@
-"""How an aiohttp application is served: for the time of a context, or by a process until a signal ends it."""
+"""How an aiohttp application is served: for the time of a context, or by a process until a signal ends it; and how it
+reads the body of a request."""
 
 from __future__ import annotations
 
@@ -12,7 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import (
+    ConfigError,
+    PayloadTooLargeError,
+    UnreadableBodyError,
+    UnsupportedEncodingError,
+)
 from slime_plugins.rollout_buffer.serve_settings import url_of
 
 if TYPE_CHECKING:
@@ -96,6 +102,28 @@ async def serving(
         yield url_of(host, runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+async def read_body(request: web.Request, timeout_s: float = 60.0) -> bytes:
+    """Returns the body of a request.
+
+    Raises:
+        RequestError: it is compressed or too large, its connection broke, or it did not arrive within ``timeout_s``.
+    """
+    from aiohttp import ClientPayloadError, http, web
+
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.lower() not in ("", "identity"):
+        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError as error:
+        raise UnreadableBodyError(f"the body did not arrive within {timeout_s:g} s: send it again") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise PayloadTooLargeError(f"the body is larger than {request.client_max_size} bytes") from error
+    except (ClientPayloadError, http.HttpProcessingError) as error:
+        raise UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
 
 
 def serve_until_stopped(

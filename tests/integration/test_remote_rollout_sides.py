@@ -392,10 +392,12 @@ async def test_a_repeated_call_gets_the_same_answer_and_samples_nothing() -> Non
         again = await call("POST", address, body, headers={"X-Rollout-Turn": "1"})
         both = await asyncio.gather(call("POST", address, body), call("POST", address, body))
         early = await call("POST", address, body, headers={"X-Rollout-Turn": "3"})
+        zeroth = await call("POST", address, body, headers={"X-Rollout-Turn": "0"})
+        packed = await call("POST", address, body, headers={"Content-Encoding": "gzip"})
         other = await call("POST", address, {**body, "messages": QUESTION[1:]}, headers={"X-Rollout-Turn": "1"})
     assert first == again == both[0] == both[1]
     assert len(fake.requests) == 1
-    assert (early[0], other[0]) == (409, 409)
+    assert (early[0], other[0], zeroth[0], packed[0]) == (409, 409, 400, 415)
     assert "turn 2 is next" in early[1]["error"]["message"]
     assert "turn 1 had another body" in other[1]["error"]["message"]
 
@@ -425,6 +427,8 @@ async def test_keys_guard_turns_rewards_and_views() -> None:
         assert (await call("POST", f"{url}/v1/chat/completions", body))[0] == 401
         assert (await call("POST", f"{url}/v1/chat/completions", body, headers=theirs))[0] == 200
         assert (await call("GET", f"{url}/rollouts/r", headers=theirs))[0] == 200
+        assert (await call("GET", f"{url}/rollouts/other", headers=theirs))[0] == 401
+        assert (await call("GET", f"{url}/rollouts/other", headers=ours))[0] == 404
         assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=theirs))[0] == 401
         assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=ours))[0] == 200
 

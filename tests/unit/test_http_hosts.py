@@ -9,7 +9,8 @@ from slime_plugins.rollout_buffer.errors import ForbiddenError
 from slime_plugins.rollout_buffer.http_auth import check_host
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from tests.remote_rollout_serving import served
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
+from tests.remote_rollout_serving import call, served
 
 OURS = [
     "localhost",
@@ -58,3 +59,10 @@ async def test_a_remote_rollout_server_answers_for_its_own_names_alone() -> None
         for host in ("agents.lan", "127.0.0.1:80"):
             async with session.get(f"{url}/tools", headers={"Host": host}) as reply:
                 assert reply.status == 200
+
+
+async def test_every_route_of_the_agents_side_wants_its_key() -> None:
+    async with served(create_app(agent=AgentSide(AgentSettings(api_key="key")))) as url:
+        for method, path in (("POST", "/rollout"), ("GET", "/rollout/r"), ("GET", "/tools")):
+            assert (await call(method, f"{url}{path}"))[0] == 401
+        assert (await call("GET", f"{url}/tools", headers={"Authorization": "Bearer key"}))[0] == 200

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import aiohttp
 import pytest
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.test_utils import make_mocked_request
 
-from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.http_serving import serving
+from slime_plugins.rollout_buffer.errors import ConfigError, UnreadableBodyError
+from slime_plugins.rollout_buffer.http_serving import read_body, serving
 
 
 def app() -> web.Application:
@@ -32,3 +35,15 @@ async def test_a_port_that_is_taken_is_a_configuration_error_with_its_address() 
         with pytest.raises(ConfigError, match=rf"cannot serve on 127\.0\.0\.1:{port}: .*in use"):
             async with serving(app(), port=port):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [(None, "did not arrive within 0 s"), (aiohttp.ClientPayloadError("not enough data"), "broken off")],
+)
+async def test_a_body_that_does_not_come_whole_is_the_requests_fault(broken: Exception | None, sentence: str) -> None:
+    body = StreamReader(Mock(), limit=100)
+    if broken is not None:
+        body.set_exception(broken)
+    with pytest.raises(UnreadableBodyError, match=sentence):
+        await read_body(make_mocked_request("POST", "/", payload=body), timeout_s=0)

@@ -15,19 +15,15 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
     NotFoundError,
-    PayloadTooLargeError,
     RolloutBufferError,
     UnauthorizedError,
     UnavailableError,
-    UnreadableBodyError,
-    UnsupportedEncodingError,
 )
 from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
@@ -39,6 +35,7 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, Clo
 from slime_plugins.rollout_buffer.gateway.sessions import Session, SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import KEEP_ALIVE_INTERVAL_S
 from slime_plugins.rollout_buffer.http_auth import bearer_of, check_bearer, check_page, has_bearer
+from slime_plugins.rollout_buffer.http_serving import read_body
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.recording.messages import read_conversation
 from slime_plugins.rollout_buffer.serve_settings import read_token
@@ -117,9 +114,6 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except RolloutBufferError as error:
         return _error_reply(request, error)
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.app[GATEWAY].settings.max_body_bytes
-        return _error_reply(request, PayloadTooLargeError(f"the body is larger than {limit} bytes"))
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -364,17 +358,7 @@ def _is_gone(request: web.Request) -> bool:
 
 
 async def _content(request: web.Request) -> bytes:
-    encoding = request.headers.get("Content-Encoding", "identity")
-    if encoding.lower() not in ("", "identity"):
-        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
-    timeout_s = request.app[GATEWAY].settings.body_timeout_s
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await request.read()
-    except TimeoutError as error:
-        raise UnreadableBodyError(f"the body did not arrive within {timeout_s:g} s: send it again") from error
-    except (aiohttp.ClientPayloadError, aiohttp.http.HttpProcessingError) as error:
-        raise UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
+    return await read_body(request, request.app[GATEWAY].settings.body_timeout_s)
 
 
 async def _object(request: web.Request) -> dict[str, Any]:

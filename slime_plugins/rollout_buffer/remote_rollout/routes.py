@@ -19,12 +19,9 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import (
-    InvalidPayloadError,
-    PayloadTooLargeError,
-    RolloutBufferError,
-)
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, RolloutBufferError
 from slime_plugins.rollout_buffer.http_auth import check_bearer, check_page
+from slime_plugins.rollout_buffer.http_serving import read_body
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
@@ -48,7 +45,7 @@ def create_app(
 
     ``allowed_hosts`` are accepted Host names in addition to loopback; None accepts any, for servers with a token.
     """
-    guards = [] if allowed_hosts is None else [_answering_for(allowed_hosts)]
+    guards = [] if allowed_hosts is None else [_host_guard(allowed_hosts)]
     app = web.Application(client_max_size=MAX_TURN_BYTES, middlewares=guards)
     app.router.add_get("/health", _health)
     if agent is not None:
@@ -58,7 +55,7 @@ def create_app(
     return app
 
 
-def _answering_for(allowed: Collection[str]) -> Middleware:
+def _host_guard(allowed: Collection[str]) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -82,6 +79,7 @@ def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
         return _json(agent.state_of(request.match_info["rollout_id"]))
 
     async def tools(request: web.Request) -> web.Response:
+        _check_key(request, agent.settings.api_key)
         return _json({"tools": [dict(schema) for schema in agent.tools.schemas]})
 
     app.router.add_post("/rollout", _answered(rollout))
@@ -106,10 +104,10 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
         return _json({"rollouts": [listed(session) for session in trainer.sessions()]})
 
     async def show(request: web.Request) -> web.Response:
-        await trainer.refresh(request.match_info["rollout_id"])
-        session = trainer.get_session(request.match_info["rollout_id"])
-        trainer.authorize(session, request.headers.get("Authorization"))
-        return _json(described(session))
+        rollout_id = request.match_info["rollout_id"]
+        await trainer.refresh(rollout_id)
+        trainer.authorize(rollout_id, request.headers.get("Authorization"))
+        return _json(described(trainer.get_session(rollout_id)))
 
     async def end(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]
@@ -133,7 +131,7 @@ async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[
         RolloutBufferError: the request is refused; ``error_response`` makes the reply.
     """
     header = request.headers.get(TURN_HEADER)
-    if header is not None and not (header.isascii() and header.isdigit() and len(header) < 10):
+    if header is not None and not (header.isascii() and header.isdigit() and len(header) < 10 and int(header)):
         raise InvalidPayloadError(f"the header {TURN_HEADER} must be the number of the turn, from 1")
     completion = await trainer.complete(
         body, authorization=request.headers.get("Authorization"), asked_turn=None if header is None else int(header)
@@ -163,11 +161,7 @@ def _answered(handler: Handler) -> Handler:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        content = await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise PayloadTooLargeError(f"the body exceeds this server's limit: {error.text}") from error
-    return json_object(content, max_nesting=MAX_NESTING)
+    return json_object(await read_body(request), max_nesting=MAX_NESTING)
 
 
 def _check_key(request: web.Request, key: str | None) -> None:

@@ -34,10 +34,10 @@ class AgentSettings:
     """Limits of rollouts that this server plays for trainers. The command line sets the first three; programs set all.
 
     ``callback_hosts`` are the hosts it may call back: ``host``, ``host:port``, ``*.domain``, or a network of IP
-    addresses like ``10.0.0.0/8``; by default this machine only. If ``api_key`` is set, ``POST /rollout`` must send it
-    as a bearer token. ``turn_timeout_s`` limits a turn, retries included, ``tool_timeout_s`` a tool,
-    ``rollout_timeout_s`` a rollout. ``tries`` limits the calls for one turn. ``max_running`` limits concurrent
-    rollouts; results are stored for ``keep_result_s``, of the newest ``max_kept``.
+    addresses like ``10.0.0.0/8``; by default this machine only. If ``api_key`` is set, every call must send it as a
+    bearer token. ``turn_timeout_s`` limits a turn, retries included, ``tool_timeout_s`` a tool, ``rollout_timeout_s`` a
+    rollout. ``tries`` limits the calls for one turn. ``max_running`` limits concurrent rollouts; results are stored for
+    ``keep_result_s``, of the newest ``max_kept``.
     """
 
     callback_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")

@@ -174,12 +174,13 @@ class TrainerSide:
         self.expire()
         return [*self._open.values(), *self._closed.values()]
 
-    def authorize(self, session: TrainerSession | None, authorization: str | None) -> None:
+    def authorize(self, rollout_id: str | None, authorization: str | None) -> None:
         """Checks that a call has the key of the session or of this server; any call passes if there is neither.
 
         Raises:
             UnauthorizedError: the key is missing or wrong.
         """
+        session = None if rollout_id is None else self._open.get(rollout_id) or self._closed.get(rollout_id)
         digest = session.opened.api_key if session else None
         if digest is not None and hmac.compare_digest(_key_digest(bearer_of(authorization)), digest):
             return
@@ -191,10 +192,9 @@ class TrainerSide:
         """Checks that a call may give a reward: by this server's key, or without one by the session's.
 
         Raises:
-            NotFoundError: there is no such session.
             UnauthorizedError: the key is missing or wrong.
         """
-        self.authorize(None if self.settings.api_key else self.get_session(rollout_id), authorization)
+        self.authorize(None if self.settings.api_key else rollout_id, authorization)
 
     def expire(self) -> None:
         """Closes sessions without a call for ``idle_s`` and removes those that ended more than ``keep_ended_s`` ago."""
@@ -236,9 +236,8 @@ class TrainerSide:
         """
         asked = parse(CompletionBody, body)
         await self.refresh(asked.rollout_id)
-        known = self._open.get(asked.rollout_id)
-        self.authorize(known or self._closed.get(asked.rollout_id), authorization)
-        session = known or await self._first_seen(asked)
+        self.authorize(asked.rollout_id, authorization)
+        session = self._open.get(asked.rollout_id) or await self._first_seen(asked)
         self._touch(session)
         fingerprint = _fingerprint(asked.messages, asked.response_mask, asked.tools)
         repeated = await self._repeated(session, fingerprint, asked_turn)
