@@ -1,7 +1,8 @@
 """The Python client of the buffer, used by the trainer side and the command line.
 
 Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. Calls are
-implemented once, in the second; the first uses them with a blocking transport.
+implemented once, in the second; the first uses them with a blocking transport. Neither takes proxies from the
+environment.
 
 Errors: a refusal of the server is raised as the matching class of ``errors``, with the server's message, and is an
 ``aiohttp.ClientError`` as well. Network errors are ``requests.RequestException`` or ``aiohttp.ClientError`` /
@@ -206,6 +207,7 @@ class _BlockingTransport:
             headers=self._headers,
             timeout=timeout_s,
             auth=self._auth,
+            proxies={"http": "", "https": ""},
         )
         return response.status_code, response.content
 

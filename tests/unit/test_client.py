@@ -169,11 +169,13 @@ def test_no_password_and_no_token_is_in_what_is_said_of_a_call_that_fails() -> N
             RolloutBufferClient("http://127.0.0.1:9", token=token)
 
 
-def test_the_token_is_sent_also_where_netrc_has_a_password_for_every_host(
+def test_the_token_is_sent_to_the_server_itself_whatever_netrc_and_proxies_the_user_has(
     heard: tuple[str, list[tuple[str, str, bytes, str | None]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "netrc").write_text("default login user password other\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
     with pytest.raises(NotFoundError):
         RolloutBufferClient(heard[0], token="secret").jobs()
     assert heard[1][0][-1] == "Bearer secret"

@@ -247,8 +247,9 @@ def _ask_openai(settings: EvaluationSettings) -> EngineFacts:
 
 
 def _get(url: str, headers: Mapping[str, str]) -> requests.Response:
+    auth = (lambda request: request) if headers else None  # a password of ~/.netrc would replace the key
     try:
-        return requests.get(url, headers=headers, timeout=ENGINE_TIMEOUT_S)
+        return requests.get(url, headers=headers, timeout=ENGINE_TIMEOUT_S, auth=auth)
     except requests.RequestException as error:
         raise EngineError(f"the engine does not answer at {url}: {error}") from error
 

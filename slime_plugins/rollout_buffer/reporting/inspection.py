@@ -177,16 +177,16 @@ class Inspection:
         """Returns the trajectory with a uid.
 
         Raises:
-            NotFoundError: there is none, or no such job, or its payload is damaged.
+            NotFoundError: there is none, or no such job, or its payload was purged by retention.
+            DamagedError: its payload is damaged.
             ConflictError: several jobs have one of that uid and none was named.
         """
         with self.store.read() as connection:
             row = _find_trajectory(connection, uid, job_id)
             place = payload_rows.payload_of(connection, row["job_key"], uid)
-        try:
-            return StoredTrajectory(light=_light(row), body=self.store.get_payload(*place))
-        except DamagedError as error:
-            raise NotFoundError(f"the payload of trajectory {uid!r} is damaged: {error.message}") from error
+        if place == (None, None):
+            raise NotFoundError(f"the payload of trajectory {uid!r} was purged by retention")
+        return StoredTrajectory(light=_light(row), body=self.store.get_payload(*place))
 
     def neighbours(self, uid: str, job_id: str | None) -> Neighbours:
         """Returns the uids of the job's previous and next trajectory.

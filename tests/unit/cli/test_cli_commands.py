@@ -402,7 +402,8 @@ def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path:
     served.client.get_rollout_data(job_id="j")
     purge(served.buffer.store, now=time.time() + 100, retain_s=50)
     counts = exported(served, tmp_path / "out", "--all")
-    assert (counts["written"], counts["purged"]) == (0, 5)
+    assert (counts["written"], counts["purged"], counts["damaged"]) == (0, 5, 0)
+    assert served.run("inspect", "u1").stderr.endswith("was purged by retention\n")
 
 
 def test_an_export_goes_on_after_what_is_damaged(
@@ -414,7 +415,8 @@ def test_an_export_goes_on_after_what_is_damaged(
     monkeypatch.setattr(RolloutBufferClient, "get_image", damaged)
     assert exported(served, tmp_path / "out")["missing_images"] == 1
     monkeypatch.setattr(RolloutBufferClient, "trajectory", damaged)
-    assert exported(served, tmp_path / "new")["purged"] == 2
+    counts = exported(served, tmp_path / "new")
+    assert (counts["purged"], counts["damaged"]) == (0, 2)
 
 
 # --- skip lists ------------------------------------------------------------------------------------------------------

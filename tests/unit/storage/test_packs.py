@@ -304,7 +304,8 @@ def test_a_payload_that_is_garbled_in_its_row_is_damaged_like_one_in_a_pack(
         connection.execute(
             "UPDATE trajectories SET body = CAST(? || substr(body, 9) AS BLOB) WHERE uid = 'bad'", (garbage,)
         )
-    assert "damaged" in client.get("/trajectories/bad").get_json()["error"]["message"]
+    refused = client.get("/trajectories/bad")
+    assert (refused.status_code, refused.get_json()["error"]["code"]) == (500, "damaged")
     bad, good = wire.decode_rollout_data(client.post("/get_rollout_data", json={"lease_s": 60}).get_json()).items
     assert (bad.uid, bad.remove_sample, good.uid, good.remove_sample) == ("bad", True, "good", False)
 

@@ -64,6 +64,7 @@ class _Tally:
 
     written: int = 0
     purged: int = 0
+    damaged: int = 0
     missing_images: int = 0
     not_delivered: int = 0
 
@@ -118,7 +119,9 @@ def export(
         return
     console.print(f"{tally.written} trajectories in {output}")
     if tally.purged:
-        console.print(f"{tally.purged} were left out: their payloads are purged or damaged")
+        console.print(f"{tally.purged} were left out: retention has purged their payloads")
+    if tally.damaged:
+        console.print(f"{tally.damaged} were left out: their payloads are damaged")
     if tally.missing_images:
         console.print(f"{tally.missing_images} screenshots are missing: they are purged or damaged")
     if tally.not_delivered:
@@ -136,7 +139,7 @@ def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], N
     try:
         write(work, partial)
         tally = work.tally
-        if tally.not_delivered and not tally.written + tally.purged:
+        if tally.not_delivered and not tally.written + tally.purged + tally.damaged:
             raise ConfigError(
                 f"none of {tally.not_delivered} trajectories of {work.job_id} was delivered: --all takes them too"
             )
@@ -163,8 +166,11 @@ def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
         try:
             form = "inline" if work.inline else "hash"
             found = work.client.trajectory(entry["uid"], job_id=work.job_id, images=form)
-        except (NotFoundError, DamagedError):
+        except NotFoundError:
             work.tally.purged += 1
+            continue
+        except DamagedError:
+            work.tally.damaged += 1
             continue
         work.tally.written += 1
         yield found
