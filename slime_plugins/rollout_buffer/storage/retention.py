@@ -79,9 +79,9 @@ def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int)
     before = min(before, payload_rows.oldest_needed(connection, before, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)
-    images = image_rows.purge_images(connection, min(before, turn_rows.oldest_turn(connection, now)))
     payloads, more = payload_rows.purge_payloads(connection, before, limit)
-    return payloads, images, more
+    before = min(before, turn_rows.oldest_turn(connection, now))
+    return payloads, 0 if more else image_rows.purge_images(connection, before), more  # after all that name them
 
 
 def _packs_without_contents(store: Store, connection: Connection) -> Iterator[tuple[int, int]]:

@@ -109,11 +109,15 @@ def test_a_long_backlog_is_purged_in_short_transactions(
 ) -> None:
     monkeypatch.setattr(retention, "PURGED_AT_ONCE", 1)
     job = start_external(buffer, 3)
-    write(buffer, job, written("a0"), written("a1"), written("a2", reward=0.0))
+    write(buffer, job, written("a0"), written("a1"), with_screenshot("a2", "i", 0))
     poll(buffer, job)
     clock.advance(100)
     would = would_purge(buffer.store, now=clock.now, retain_s=50)
-    assert purge(buffer.store, now=clock.now, retain_s=50) == would == Purged(payloads=3, images=0, packs=0)
+    with buffer.store.write() as connection:
+        first = retention._purge_rows(connection, clock.now, 50, 1)
+    assert first == (1, 0, True), "the screenshots of payloads that are still there stay"
+    rest = purge(buffer.store, now=clock.now, retain_s=50)
+    assert (would.payloads, would.images) == (3, 1) == (1 + rest.payloads, rest.images)
 
 
 def test_a_full_pack_may_go_before_its_last_row_is_written_and_then_the_row_is_refused(buffer: Buffer) -> None:
