@@ -577,7 +577,7 @@ class Buffer:
         limit_s = job.settings.pause_when_idle_s
         if not job.has_runner or job.state is not JobState.RUNNING or limit_s is None:
             return False
-        return self.clock() - max(job.last_poll_at or job.created_at, job.updated_at) > limit_s
+        return self.clock() - max(job.last_poll_at or 0.0, job.updated_at) > limit_s
 
     def delivered_pieces(
         self, delivery: Delivery, *, inline_images: bool

@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from tests.support import PNG, poll, slots, start_external, uids, write, written
+from tests.unit.state.test_buffer import idle_job
 
 DAY_S = 86_400.0
 SUPERVISOR = "supervisor"
@@ -101,6 +102,21 @@ def test_a_half_filled_group_gets_the_time_it_has(
     machine.passes(2)
     assert supervisor.close_timed_out_groups() == 1
     assert slots(server, job)["failed"] == 4
+
+
+@pytest.mark.parametrize("jump_s", [0.0, DAY_S, -DAY_S])
+def test_an_idle_job_that_a_user_resumes_waits_as_long_again_for_a_poll(
+    machine: Machine, supervisor: Buffer, jump_s: float
+) -> None:
+    job = idle_job(supervisor, machine.passes)
+    supervisor.pause_idle_jobs()
+    supervisor.change_job(job.job_id, "resume")
+    machine.wall += jump_s
+    supervisor.follow_clock()
+    machine.passes(59)
+    assert supervisor.pause_idle_jobs() == []
+    machine.passes(2)
+    assert supervisor.pause_idle_jobs() == [job.job_id]
 
 
 def test_a_jump_while_nobody_served_is_noted_by_the_next_supervisor(

@@ -9,8 +9,8 @@ _MOVE_TIMES = (
     "UPDATE groups SET opened_at = opened_at + :s, last_write_at = last_write_at + :s WHERE state = 'open' "
     "AND opened_at IS NOT NULL AND job_key IN (SELECT key FROM jobs WHERE state IN ('running', 'paused'))",
     "UPDATE attempts SET started_at = started_at + :s, used_at = used_at + :s WHERE state = 'running'",
-    "UPDATE jobs SET last_poll_at = last_poll_at + :s, waiting_since = waiting_since + :s "
-    "WHERE state IN ('running', 'paused')",
+    "UPDATE jobs SET last_poll_at = last_poll_at + :s, waiting_since = waiting_since + :s, "
+    "updated_at = updated_at + :s WHERE state IN ('running', 'paused')",
     "UPDATE rollouts SET expires_at = expires_at + :s",
     "UPDATE services SET heartbeat_at = heartbeat_at + :s",
 )
