@@ -12,7 +12,7 @@ _MAX_PAUSE_FACTOR = 16
 
 @dataclass(slots=True)
 class BootSchedule:
-    """``next_at`` is the time, on the caller's clock, before which no further boot starts."""
+    """The times of boots. ``next_at`` is the time, on the caller's clock, before which no further boot starts."""
 
     next_at: float
 
@@ -24,7 +24,7 @@ class BootSchedule:
 
 
 def retry_pause_s(failures: int, settings: DevicePoolSettings) -> float:
-    """Returns the pause after that number of consecutive failed boots; it grows once the attempts are used up."""
+    """Returns the pause after ``failures`` consecutive failed boots; it grows after ``boot_attempts`` of them."""
     first_s = settings.boot_pause_s
-    beyond = max(failures - settings.boot_attempts, 0)
-    return max(first_s, backoff_s(beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE_FACTOR * first_s))
+    failures_beyond = max(failures - settings.boot_attempts, 0)
+    return max(first_s, backoff_s(failures_beyond, first_s=2 * first_s, longest_s=_MAX_PAUSE_FACTOR * first_s))

@@ -14,7 +14,7 @@ class Capability(StrEnum):
     SMS = "sms"  # text messages and calls can be sent to it, by the emulator's console
     ACCESSIBILITY = "accessibility"  # its accessibility tree can be read, by the forwarder or by ``uiautomator``
     RESTORE = "restore"  # its state can be restored between episodes
-    GRPC = "grpc"  # it serves the emulator's gRPC interface; then trees are the forwarder's, also of moving screens
+    GRPC = "grpc"  # it serves the emulator's gRPC interface: the forwarder gives its trees, also of moving screens
 
 
 REFUSED = "refused"
@@ -22,7 +22,7 @@ REFUSED = "refused"
 
 
 def covers(capabilities: frozenset[str] | None, needs: frozenset[str]) -> bool:
-    """Returns True if a device with these capabilities can play a task with these needs; None: any task."""
+    """Returns True if a device with these capabilities can play a task with these needs; None plays any task."""
     return capabilities is None or needs <= capabilities
 
 

@@ -1,4 +1,4 @@
-"""Counters of one device over all workers that it had. Memory is bounded."""
+"""Counters of one device over all its workers, past ones included. Memory is bounded."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class DeviceCounters:
         self.quarantines = 0
         self._held_s = 0.0
         self.failures: Counter[str] = Counter()
-        """By kind, also those without a lease report: a failed boot, an expired lease."""
+        """Failures by kind; some have no lease report: a failed boot, an expired lease."""
         self._reset_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._step_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._pace: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
 
     def add(self, report: LeaseReport) -> None:
-        """Counts one lease, unless the device was not called under it."""
+        """Counts one lease, unless the lease made no call to the device."""
         if not report.called:
             return
         self._episodes += 1
@@ -47,8 +47,8 @@ class DeviceCounters:
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters for JSON.
 
-        Durations cover the last thousand calls, actions per minute the last hundred episodes while they held the
-        device; None before the first.
+        Durations cover the last thousand calls. Actions per minute cover the last hundred leases, from lease to return.
+        A value that covers nothing yet is None.
         """
         return {
             "episodes": self._episodes,

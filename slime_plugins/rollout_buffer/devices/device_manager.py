@@ -56,15 +56,15 @@ class Worker(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Prepares the device's files on its host; it has its own time limits."""
+        """Prepares the device's files on its host; each step of it has its own time limit."""
         ...
 
     async def boot(self) -> str:
-        """Boots the device; returns where it runs, as a text, once it can be used."""
+        """Boots the device until it can be used, and returns where it runs, as text."""
         ...
 
     async def check_health(self) -> frozenset[str] | None:
-        """Returns the device's capabilities, None for all, when the calls made so far have finished.
+        """Waits for the calls made so far, and returns the device's capabilities, None for all.
 
         Raises:
             EpisodeError: the device is not usable, or the worker is gone.
@@ -105,7 +105,7 @@ class _ManagedDevice:
     capabilities: frozenset[str] | None = None
     is_examined: bool = False
     is_recycling: bool = False
-    """Whether it gets a worker in place of an old one."""
+    """True while the device gets a worker in place of one that was recycled because of its age."""
     counters: DeviceCounters = field(default_factory=DeviceCounters)
 
     @property
@@ -173,7 +173,7 @@ class DeviceManager:
             self._spawn(self._expire_leases())
 
     async def ready(self, wait_s: float) -> str:
-        """Returns "" once a device can be used; the reason if none can after ``wait_s`` or all fail to boot."""
+        """Returns "" once a device can be used; the reason if none can after ``wait_s``, or once all are broken."""
         deadline = self._clock() + wait_s
         while not any(device.worker for device in self._devices.values()):
             if self._is_unrecoverable() or not await self._change_before(deadline):
@@ -185,8 +185,8 @@ class DeviceManager:
     ) -> list[Grant]:
         """Leases up to ``wanted`` devices that have these capabilities; waits up to ``wait_s`` until one is free.
 
-        May return none. An owner has one such call per purpose and needs at a time: a second call ends the first, whose
-        caller is gone.
+        May return no device. An owner has one such call per purpose and needs at a time: a second call ends the first,
+        whose caller is gone.
 
         Raises:
             DeviceError: the manager has no settings since its start, perhaps after a crash.
@@ -205,7 +205,7 @@ class DeviceManager:
                 self._dequeue(claimant)
 
     async def renew(self, owner: str, lease_ids: Sequence[int]) -> list[int]:
-        """Extends the owner's leases; returns the ids of lost ones."""
+        """Extends the owner's leases; returns the ids of leases that it has lost."""
         return self._table.renew(owner, lease_ids, self._clock())
 
     async def release(self, lease_id: int, report: LeaseReport) -> None:
@@ -222,7 +222,7 @@ class DeviceManager:
     async def leave(self, owner: str) -> None:
         """Removes a runner: cancels its requests and takes its leases back.
 
-        The last request of a runner may still be pending here after the runner is gone.
+        A request may still be pending although its runner is gone.
         """
         for claimant in [each for each in self._waiters if each.owner == owner]:
             self._answer(claimant)
@@ -293,7 +293,8 @@ class DeviceManager:
             }
             if not offers:
                 break
-            # With spares some devices stay free: those of one kind must not always be the ones.
+            # With spares some devices stay free. Without this choice they could always be the devices of one kind, and
+            # the runners that need that kind would wait forever.
             kind = min(offers, key=lambda kind: self._line.last_served(offers[kind], now))
             free[kind] -= 1
             claimant = offers[kind]
@@ -342,7 +343,7 @@ class DeviceManager:
                 self._check_returned(device)
 
     def _check_returned(self, device: _ManagedDevice) -> None:
-        """Checks a returned device; a spare may replace it at once."""
+        """Starts the check of a returned device; a waiting runner may get a spare device at once."""
         device.state = DeviceState.CHECKING
         self._spawn(self._reconcile(device))
         self._serve()
@@ -378,7 +379,7 @@ class DeviceManager:
                 self._spawn(self._reconcile(device))
 
     async def _reconcile(self, device: _ManagedDevice) -> None:
-        """Makes a returned or new device ready; removes it if it is surplus."""
+        """Makes a returned, set aside or new device ready; removes it if it is surplus."""
         while device.index < self._devices_wanted():
             action = self._next_action(device)
             if action is HealthAction.QUARANTINE:
@@ -414,7 +415,7 @@ class DeviceManager:
         self._serve()
 
     async def _is_well(self, device: _ManagedDevice) -> bool:
-        """Checks the worker's health; a call of a cancelled episode may still run and is waited for."""
+        """Checks the worker's health, after the last call of a cancelled episode, which may still be executed."""
         if device.worker is None or device.settings != self._settings:
             return False
         device.state = DeviceState.CHECKING
@@ -428,7 +429,7 @@ class DeviceManager:
         return device.settings == self._settings
 
     async def _retire(self, device: _ManagedDevice, action: HealthAction) -> None:
-        """Kills the worker; if its last worker failed too, the device pauses before the next one."""
+        """Kills the worker; if the worker before it failed, too, the device is quarantined before the next boot."""
         if device.worker is None:
             return
         trouble = device.settings == self._settings and action is not HealthAction.RECYCLE
@@ -455,7 +456,7 @@ class DeviceManager:
         await self._pause(seconds)
 
     async def _boot(self, device: _ManagedDevice) -> None:
-        """Starts workers until one is up, with growing pauses; stops when the device is surplus."""
+        """Starts workers until one has booted, with growing pauses; stops when the device is surplus."""
         while device.index < self._devices_wanted():
             device.settings = self._current()
             device.state = DeviceState.RECYCLING if device.is_recycling else DeviceState.BOOTING
@@ -476,7 +477,7 @@ class DeviceManager:
                 await self._pause(retry_pause_s(device.failed_boots, device.settings), self._boot_now)
 
     async def _is_prepared(self, device: _ManagedDevice, worker: Worker) -> bool:
-        """Waits until the device's files are prepared; False as in ``_finishes``."""
+        """Waits until the device's files are prepared; returns False as ``_finishes`` does."""
         if not device.settings.prepare:
             return True
         state, device.state = device.state, DeviceState.PREPARING
@@ -485,7 +486,7 @@ class DeviceManager:
         return prepared
 
     async def _boots_in_turn(self, device: _ManagedDevice, worker: Worker) -> bool:
-        """Boots the worker within the limit of concurrent boots; False as in ``_finishes``."""
+        """Boots the worker within the limit of concurrent boots; returns False as ``_finishes``, or if outdated."""
 
         async def boot() -> None:
             device.place = await worker.boot()
@@ -500,7 +501,7 @@ class DeviceManager:
     async def _finishes(
         self, device: _ManagedDevice, step: Coroutine[Any, Any, None], *, limit_s: float | None
     ) -> bool:
-        """Waits for a step of the boot; False if it fails, times out, or the settings have changed."""
+        """Waits for a step of the boot; returns False if it fails, times out, or the settings change meanwhile."""
         doing = asyncio.ensure_future(step)
         outdated = asyncio.ensure_future(self._outdated.wait())
         try:
@@ -534,7 +535,7 @@ class DeviceManager:
         self._boot_now = asyncio.Event()
 
     async def _pause(self, seconds: float, until: asyncio.Event | None = None) -> None:
-        """Waits, at most until the settings change or ``until`` is set."""
+        """Waits ``seconds``, or until the event ``until`` is set; without an event, until the settings change."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await (until or self._outdated).wait()

@@ -1,10 +1,10 @@
-"""A device in a process of its own, if needed under another Python, with the interface of ``Device``.
+"""A device in a process of its own, which may have another Python, with the interface of ``Device``.
 
 The imports of a device kind may conflict with the environment of the runner or of Ray's workers: ``android_world`` pins
-numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` in an environment that has them
-and sends each call over a pipe: pickled ``(name, arguments)`` one way, pickled ``(result, error)`` the other, each
-after its length. Over a second pipe the child reports a device that died between two calls. The child exits when its
-worker exits, also after SIGKILL, because its standard input is closed then.
+numpy, pandas and protobuf. So the device worker starts ``python -m …device_process`` in an environment with these
+packages and sends each call over a pipe. A call is a pickled ``(name, arguments)``, its reply a pickled
+``(result, error)``; each is preceded by its length. Over a second pipe the child reports a device that died between two
+calls. The child exits when its worker exits, also after SIGKILL, because its standard input is closed then.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!Q")
 _MODULE = "slime_plugins.rollout_buffer.devices.device_process"
-_CLOSE_S = 60.0
-_ENDING_S = 5.0
-_WATCH_S = 1.0
-_MAX_NEWS = 4000
+_CLOSE_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_S = 5.0
+_WATCH_INTERVAL_S = 1.0
+_MAX_LOSS_BYTES = 4000
 _ORPHANED_S = 20.0
 """Cleanup time of a child whose parent is gone, even if a call hangs: its emulator holds the clone that the next
 worker needs. The emulator's watchdog does the rest.
@@ -53,7 +53,7 @@ class DeviceProcess:
 
     def __init__(self, python: str, kind: str, options: Mapping[str, Any], index: int, *, setting: str) -> None:
         self._named = f"{setting} {python}"
-        self._child, self._news = _started(python, self._named)
+        self._child, self._loss_reports = _started(python, self._named)
         self._why_lost = ""
         try:
             self._call("create", kind, dict(options), index)
@@ -78,27 +78,27 @@ class DeviceProcess:
 
     def lost(self) -> str:
         """As ``ReportsLoss.lost``: the child's report, or the exit of the child."""
-        with contextlib.suppress(ValueError):  # closed in this moment
-            news = self._news.read(_MAX_NEWS)
-            if news is not None and not self._why_lost:
+        with contextlib.suppress(ValueError):  # another thread closes the pipe at the same time
+            report = self._loss_reports.read(_MAX_LOSS_BYTES)
+            if report is not None and not self._why_lost:
                 gone = f"the device's process is gone (exit code {self._child.poll()})"
-                self._why_lost = news.decode("utf-8", "replace") or gone
+                self._why_lost = report.decode("utf-8", "replace") or gone
         return self._why_lost
 
     def close(self) -> None:
         """As ``Device.close``; kills a child that does not exit within a minute."""
         if self._child.stdin is not None and not self._child.stdin.closed:
-            with contextlib.suppress(BrokenPipeError):  # of a call to a child that has exited
+            with contextlib.suppress(BrokenPipeError):  # a call to a child that has exited is still in the buffer
                 self._child.stdin.close()
         try:
-            self._child.wait(timeout=_CLOSE_S)
+            self._child.wait(timeout=_CLOSE_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             logger.error("the device's process %d does not exit; killing it", self._child.pid)
             self._child.kill()
             self._child.wait()
         if self._child.stdout is not None:
             self._child.stdout.close()
-        self._news.close()
+        self._loss_reports.close()
 
     def _call(self, name: str, *arguments: Any) -> Any:
         if self._child.stdin is None or self._child.stdout is None or self._child.stdin.closed:
@@ -116,7 +116,7 @@ class DeviceProcess:
         """Returns a message with the child's exit code; the child has closed its pipes and may take a moment to
         exit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._child.wait(timeout=_ENDING_S)
+            self._child.wait(timeout=_EXIT_TIMEOUT_S)
         code = self._child.returncode
         if called != "create":
             return f"the device's process is gone (exit code {code})"
@@ -128,17 +128,17 @@ class DeviceProcess:
 
 def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
     """Starts the child; returns it and its non-blocking pipe of loss reports."""
-    ours, its = os.pipe()
-    os.set_blocking(ours, False)
+    reading_end, writing_end = os.pipe()
+    os.set_blocking(reading_end, False)
     try:
-        command = [python, "-m", _MODULE, str(its)]
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[its])
+        command = [python, "-m", _MODULE, str(writing_end)]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[writing_end])
     except OSError as error:
-        os.close(ours)
+        os.close(reading_end)
         raise DeviceError(f"{named} cannot be started: {error}") from error
     finally:
-        os.close(its)
-    return child, FileIO(ours, "rb")
+        os.close(writing_end)
+    return child, FileIO(reading_end, "rb")
 
 
 def _write(stream: IO[bytes], value: Any) -> None:
@@ -202,14 +202,14 @@ def _listen(calls: Queue[tuple[str, Sequence[Any]] | None]) -> None:
         threading.Timer(_ORPHANED_S, os._exit, [1]).start()
 
 
-def _notify_when_lost(device: Device[Any], news: int) -> None:
-    """Watches a device that detects its own loss, and reports the reason once."""
-    os.set_inheritable(news, False)
+def _notify_when_lost(device: Device[Any], loss_reports: int) -> None:
+    """Watches a device that detects its own loss, and writes the reason to the file descriptor once."""
+    os.set_inheritable(loss_reports, False)
 
     def watch(reporter: ReportsLoss) -> None:
         while not (why := reporter.lost()):
-            time.sleep(_WATCH_S)
-        os.write(news, why.encode()[:_MAX_NEWS])
+            time.sleep(_WATCH_INTERVAL_S)
+        os.write(loss_reports, why.encode()[:_MAX_LOSS_BYTES])
 
     if isinstance(device, ReportsLoss):
         threading.Thread(target=watch, args=[device], name="death-watch", daemon=True).start()

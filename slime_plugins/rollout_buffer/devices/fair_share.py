@@ -89,12 +89,13 @@ class FairShare:
     ) -> None:
         """Records that a claimant got a device; it stays in the queue, behind its equals.
 
-        ``offered`` are the capabilities of all free devices of which it was the next: it has had its turn at each.
+        ``offered`` are the capabilities of all free devices for which the claimant was next: it has had its turn for
+        each of these kinds of devices.
         """
         for capabilities in offered:
             if len({each.purpose for each in self._candidates({}, now, capabilities)}) > 1:
-                # From the earlier time of both: else a purpose owes turns for the devices that it got because the other
-                # held more, or under another share.
+                # Counted from the smaller of both virtual times. A purpose's own time may be ahead because of devices
+                # that it got while the other purpose held more, or under another share: it owes no turns for these.
                 earlier = min(self._virtual_time[purpose, capabilities] for purpose in Purpose)
                 self._virtual_time[claimant.purpose, capabilities] = earlier + 1 / self._share_of(claimant.purpose)
         self._last_served[claimant] = now
@@ -105,7 +106,7 @@ class FairShare:
     def next(
         self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None = None
     ) -> Claimant | None:
-        """Returns the claimant that gets the next free device with these capabilities, None if it suits none.
+        """Returns the claimant that gets the next free device with these capabilities; None if no claimant can use it.
 
         ``held`` counts the devices with these capabilities that each claimant holds. The claimant may be a reservation.
         """
@@ -135,7 +136,7 @@ class FairShare:
     def _candidates(
         self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None
     ) -> list[Claimant]:
-        """Returns who waits, or is expected to ask for more than is reserved, and can use such a device."""
+        """Returns the waiting claimants, and the reservations that hold too few devices, that can use such a device."""
         unserved = [
             reservation
             for reservation, times in self._expected.items()
@@ -148,7 +149,7 @@ class FairShare:
     ) -> tuple[float, float]:
         """Returns a purpose's held devices relative to its share, and its virtual time; the smallest is served next.
 
-        The time decides if the held devices are equal, as always with a single device.
+        The virtual time decides between purposes that hold equally many, as is always so with a single device.
         """
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)
         return holds / self._share_of(purpose), self._virtual_time[purpose, capabilities]

@@ -1,6 +1,6 @@
 """Decides what to do with a device that an episode has returned. Pure: it has no clock and no worker.
 
-    without a fault ───────────▶ lease it again; after ``recycle_after_episodes`` of them, a new worker
+    no fault ──────────────────▶ lease it again; after ``recycle_after_episodes`` episodes, a new worker
     a fault ───────────────────▶ lease it again
     ``max_consecutive_faults`` ▶ quarantine, then a probe; healthy → on probation, else a new worker
     a fault on probation ──────▶ a new worker
@@ -46,8 +46,9 @@ class HealthAction(StrEnum):
 class HealthRecord:
     """Fault history of a device.
 
-    ``episodes`` counts those of the present worker; ``replacements`` counts workers replaced after faults since the
-    last episode without a failure.
+    ``episodes`` counts the episodes of the present worker; ``replacements`` counts the workers that were replaced after
+    faults since the last episode without a failure. ``gone`` is True after a device hung or died, ``spoiled`` after its
+    state was not restored.
     """
 
     episodes: int = 0
@@ -69,7 +70,8 @@ class HealthRecord:
                 gone=report.fault in (HUNG, DIED),
                 spoiled=report.fault == NOT_RESTORED,
             )
-        if report.failures.keys() - {NOT_RESTORED}:  # a task that could not be set up says nothing about the device
+        # A task that could not be set up says nothing about the device: its record of faults stays as it is.
+        if report.failures.keys() - {NOT_RESTORED}:
             return replace(self, episodes=self.episodes + 1)
         return HealthRecord(episodes=self.episodes + 1)
 
@@ -83,7 +85,7 @@ class HealthRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthPolicy:
-    """Limits of the policy. ``recycle_after_episodes`` None: never. ``quarantine_s`` is the first quarantine."""
+    """Limits of the policy. ``recycle_after_episodes`` None recycles none. ``quarantine_s`` is the first quarantine."""
 
     max_consecutive_faults: int
     quarantine_s: float
@@ -108,10 +110,10 @@ class HealthPolicy:
 
 
 def may_quarantine(quarantined: int, devices: int) -> bool:
-    """Returns True if one more device may be quarantined: at most half of them are."""
+    """Returns True if one more device may be quarantined: at most half of the devices at the same time."""
     return quarantined < devices // 2
 
 
 def may_recycle(recycling: int, spare_devices: int) -> bool:
-    """Returns True if one more device may be recycled: at most one per spare, at least one."""
+    """Returns True if one more device may be recycled: as many at the same time as there are spares, at least one."""
     return recycling < max(spare_devices, 1)

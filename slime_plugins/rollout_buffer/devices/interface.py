@@ -34,8 +34,8 @@ ActionT_contra = TypeVar("ActionT_contra", contravariant=True)
 class Observation:
     """What the agent observes after a reset or a step.
 
-    ``screenshot`` is resized under the pixel limit and encoded: exactly the bytes that the engine receives, that are
-    stored, and that are trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space of
+    ``screenshot`` is resized under the pixel limit and encoded; the engine receives exactly these bytes, and they are
+    stored and trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space of
     ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has
     none. ``note`` is an error message for the agent about its last action (text that could not be typed, an unknown
     app); empty without an error. ``elements`` is a text description of the screen, one line per element; empty if the
@@ -79,8 +79,8 @@ class Device(Protocol[ActionT_contra]):
     def health(self) -> Mapping[str, str]:
         """Returns short facts about the device.
 
-        The fact ``capabilities``, names separated by spaces, limits the device to tasks that need no others; without it
-        the device gets any task.
+        The fact ``capabilities`` (names separated by spaces) limits the device to tasks that need no other
+        capabilities; without this fact the device gets any task.
 
         Raises:
             DeviceError: the device is not usable.

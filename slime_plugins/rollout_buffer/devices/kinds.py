@@ -31,7 +31,7 @@ def create_device(kind: str, options: Mapping[str, Any], index: int) -> Device[A
     """Returns a device of the kind at ``module:function``.
 
     Raises:
-        ConfigError, DeviceError: as ``DeviceKind``; ConfigError also if there is no such function.
+        ConfigError, DeviceError: as ``DeviceKind``; a ConfigError also if there is no such function.
     """
     return cast("DeviceKind", load_kind(kind))(options, index)
 
@@ -40,7 +40,7 @@ def load_kind(address: str) -> Any:
     """Returns the function at ``module:function``, or an installed package's function of that name (``extensions.py``).
 
     Raises:
-        ConfigError: there is none, or its import fails.
+        ConfigError: there is no such function, or its import fails.
     """
     module_name, colon, function_name = address.partition(":")
     if not colon:
@@ -60,5 +60,5 @@ def misconfigured(message: str) -> DeviceError:
 
 
 def is_misconfigured(error: Exception) -> bool:
-    """Returns True for an error of ``misconfigured``, also from another process."""
+    """Returns True for an error that ``misconfigured`` made, also in another process."""
     return isinstance(error, DeviceError) and error.detail.get("fault") == _MISCONFIGURED

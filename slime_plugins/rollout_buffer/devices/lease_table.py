@@ -1,7 +1,7 @@
 """The table of leases. Pure: the clock is a parameter, nothing waits here.
 
-Lease ids only grow. A device worker refuses calls under an id older than the newest it has seen, so an owner that lost
-its lease (suspended, swapped out, disconnected) cannot touch a device that was leased to another since.
+Lease ids only grow. A device worker refuses calls under a smaller id than the largest that it has seen. So an owner
+that lost its lease (suspended, swapped out, disconnected) cannot touch a device that has been leased to another owner.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LeaseTable:
         """Adds a device as free; with ``capabilities`` None it can play any task.
 
         Raises:
-            ValueError: it is free or leased already.
+            ValueError: the device is free or leased already.
         """
         if device_id in self._free or any(lease.device_id == device_id for lease in self._leases.values()):
             raise ValueError(f"{device_id} is in the table already")
@@ -93,7 +93,7 @@ class LeaseTable:
         return lost
 
     def take_back(self, lease_id: int) -> Lease | None:
-        """Ends a lease and returns it; its device is set aside. None if it had ended before."""
+        """Ends a lease and returns it; its device is set aside. Returns None if the lease had ended before."""
         return self._leases.pop(lease_id, None)
 
     def take_back_all_of(self, owner: str) -> list[Lease]:

@@ -18,13 +18,13 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 HUNG = "hung"
 DIED = "died"
 NOT_RESTORED = "not_restored"
-"""The fault of a device whose state before an episode differs from the one with which every episode begins.
+"""The fault of a device that could not restore the state with which every episode begins.
 
-Also the detail of a reset's observation that names the parts that differ, if the device goes on all the same.
+It is also a key in the details of a reset's observation: the device plays on although the parts named there differ.
 """
-_MAX_ERROR = 500
-_WATCH_S = 120.0
-"""Interval of the loss check; with 256 devices a runner makes two such calls a second."""
+_MAX_ERROR_CHARACTERS = 500
+_LOSS_CALL_S = 120.0
+"""Duration of one ``lost`` call; with 256 devices a runner makes two such calls a second."""
 
 _Result = TypeVar("_Result")
 
@@ -39,7 +39,7 @@ class DeviceCalls(Protocol):
     async def score(self, lease_id: int) -> float: ...
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        """Returns the reason as soon as the device is lost, "" after ``wait_s``."""
+        """Returns the reason as soon as the device is lost; "" if it is not lost within ``wait_s``."""
         ...
 
 
@@ -52,8 +52,8 @@ def device_died(message: str) -> DeviceError:
 class LeaseReport:
     """Report of one lease.
 
-    ``called`` is False if the device was not called; ``fault`` is the kind of failure, None without one, and ``error``
-    its message.
+    ``called`` is False if the device was not called. ``fault`` is the kind of the device's last failure, None without a
+    failure, and ``error`` the message of that failure. ``failures`` counts all failures by kind. Times are in seconds.
     """
 
     called: bool = True
@@ -69,7 +69,7 @@ class LeasedDevice:
     """The ``DeviceLease`` of both pools. Leaving its context returns the device at once, without waiting.
 
     If the device dies or the lease is lost, the context ends at once with a ``DeviceError``, whatever the episode
-    awaits; outside of a context the next call raises it.
+    awaits; outside of a context the next call raises the error.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class LeasedDevice:
         self._give_back = give_back
         self._lost: DeviceError | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._cancels_before = 0
+        self._cancellations_before = 0
         self._interrupted = False
         self._called = False
         self._fault: str | None = None
@@ -104,7 +104,7 @@ class LeasedDevice:
 
     async def __aenter__(self) -> LeasedDevice:
         self._task = asyncio.current_task()
-        self._cancels_before = self._task.cancelling() if self._task else 0
+        self._cancellations_before = self._task.cancelling() if self._task else 0
         if self._lost is not None:
             self._interrupt()
         return self
@@ -133,7 +133,7 @@ class LeasedDevice:
             lambda: self._calls.reset(self.lease_id, task_name, params_idx),
         )
         self._reset_s.append(time.monotonic() - start)
-        if observation.details.get(NOT_RESTORED):  # the device goes on: only counted
+        if observation.details.get(NOT_RESTORED):  # counted only: the device plays on
             self._failures[NOT_RESTORED] += 1
         return observation
 
@@ -159,9 +159,9 @@ class LeasedDevice:
         self._lose(DeviceError(f"the lease of {self._device_id} expired: its runner did not renew it in time"))
 
     async def watch(self) -> None:
-        """Returns once the device is lost and its episode was interrupted. The pool runs it during the episode."""
+        """Waits for the loss of the device, then interrupts its episode. The pool awaits it during the episode."""
         try:
-            while not (why := await self._calls.lost(self.lease_id, _WATCH_S)):
+            while not (why := await self._calls.lost(self.lease_id, _LOSS_CALL_S)):
                 pass
             gone = device_died(f"{self._device_id} is gone: {why}")
         except DeviceError as error:
@@ -207,7 +207,7 @@ class LeasedDevice:
         self._lost = why
         if self._fault is None:
             self._note(why)
-        else:  # a call has reported it already
+        else:  # a failed call is counted already: the loss only replaces the kind of its fault
             self._fault = str(why.detail.get("fault", self._fault))
         self._interrupt()
 
@@ -218,18 +218,20 @@ class LeasedDevice:
             self._task.cancel()
 
     def _interruption(self) -> DeviceError | None:
-        """Withdraws our cancellation and returns its reason; None if there was none, or the task was cancelled by
-        others as well."""
+        """Withdraws the cancellation by ``_interrupt`` and returns its reason.
+
+        Returns None if there was none, or if others have cancelled the task as well.
+        """
         if self._task is None or not self._interrupted:
             return None
         self._interrupted = False
-        return self._lost if self._task.uncancel() <= self._cancels_before else None
+        return self._lost if self._task.uncancel() <= self._cancellations_before else None
 
     def _note(self, error: EpisodeError) -> None:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
         if isinstance(error, DeviceError):
             self._fault = str(error.detail.get("fault", "error"))
-            self._error = error.message[:_MAX_ERROR]
+            self._error = error.message[:_MAX_ERROR_CHARACTERS]
 
 
 async def _swallow_cancellation() -> None:
@@ -239,4 +241,4 @@ async def _swallow_cancellation() -> None:
 
 
 def _nothing_left(_device: LeasedDevice) -> None:
-    """Replaces the pool's callback after the end of a lease."""
+    """Stands in for the pool's callback after the lease has ended: a second return does nothing."""

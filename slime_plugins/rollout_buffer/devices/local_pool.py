@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.devices.worker import DeviceWorker
 
-_WATCH_S = 1.0
+_LOSS_POLL_S = 1.0
 _Result = TypeVar("_Result")
 
 
@@ -67,10 +67,10 @@ class _WorkerThread:
         return await self._call(lambda: self._worker.score(lease_id))
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        for _ in range(math.ceil(wait_s / _WATCH_S)):
+        for _ in range(math.ceil(wait_s / _LOSS_POLL_S)):
             if why := self._worker.lost(lease_id, 0.0):
                 return why
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(_LOSS_POLL_S)
         return ""
 
     def kill(self) -> None:

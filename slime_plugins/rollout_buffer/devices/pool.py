@@ -29,7 +29,7 @@ _MAX_NAMES = 8
 
 
 class DeviceManagerCalls(Protocol):
-    """Calls to a ``DeviceManager``. They raise ``DeviceError`` if it cannot be reached."""
+    """Calls to a ``DeviceManager``. They raise ``DeviceError`` if the manager cannot be reached."""
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None: ...
 
@@ -48,12 +48,12 @@ class DeviceManagerCalls(Protocol):
     async def snapshot(self) -> dict[str, Any]: ...
 
     async def close(self) -> None:
-        """Disconnects from the manager; the pool decides whether its devices end."""
+        """Disconnects from the manager. Local devices end with it; devices on Ray stay for the next runner."""
         ...
 
 
 class DevicePool:
-    """Leases devices to the episodes of one runner. ``owner`` identifies it in the manager and its logs."""
+    """Leases devices to the episodes of one runner. ``owner`` identifies the runner in the manager and its logs."""
 
     def __init__(self, manager: DeviceManagerCalls, settings: DevicePoolSettings, *, owner: str) -> None:
         self._manager = manager
@@ -68,7 +68,7 @@ class DevicePool:
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Connects, and returns once a device can be used; after it succeeded, another call does nothing.
+        """Connects, and returns once a device can be used; does nothing if an earlier call succeeded.
 
         Raises:
             DeviceError: no device came up in time.
@@ -82,14 +82,14 @@ class DevicePool:
             self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
 
     async def _until_ready(self) -> str:
-        """Returns "" once a device can be used, or the reason why none can. Continues after a restart of manager or
-        cluster.
+        """Returns "" once a device can be used, or the reason why none can. Waits through a restart of the manager or
+        the cluster.
 
-        The timeout counts only while nothing changes: a pool that continues to boot devices is waited for.
+        ``boot_timeout_s`` begins anew with each progress of the manager: a pool that still boots devices is waited for.
         """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
-        seen, new_start = -1, True
+        seen_progress, new_start = -1, True
         while True:
             try:
                 await self._manager.configure(self._settings.model_dump(mode="json"), new_start=new_start)
@@ -99,8 +99,8 @@ class DevicePool:
                 if not why_not or snapshot.get("unrecoverable"):
                     return why_not
                 states = Counter(str(device["state"]) for device in snapshot["devices"])
-                if snapshot["progress"] != seen or states["preparing"]:
-                    seen, deadline = snapshot["progress"], now() + self._settings.boot_timeout_s
+                if snapshot["progress"] != seen_progress or states["preparing"]:
+                    seen_progress, deadline = snapshot["progress"], now() + self._settings.boot_timeout_s
                     logger.info(
                         "waiting for the first device: %s%s", _counted(states), _commonest_error(snapshot["devices"])
                     )
@@ -116,20 +116,20 @@ class DevicePool:
         """Returns once each task, given with its needs, has a device that can play it.
 
         Raises:
-            ConfigError: none can, of the devices that are up within ``boot_timeout_s``.
+            ConfigError: a task can be played by none of the devices that are up within ``boot_timeout_s``.
             DeviceError: the pool does not answer.
         """
         now = asyncio.get_running_loop().time
         deadline = now() + self._settings.boot_timeout_s
-        while lost := unplayable(tasks, _capabilities(devices := await self.counters())):
-            away = [device for device in devices if not device["is_examined"]]
-            if not away or now() >= deadline:
-                not_up = f"; not up: {_counted(Counter(str(one['state']) for one in away))}" if away else ""
-                raise ConfigError(f"{_what_is_missing(lost)}{not_up}{_commonest_error(away)}")
+        while missing := unplayable(tasks, _capabilities(devices := await self.counters())):
+            unexamined = [device for device in devices if not device["is_examined"]]
+            if not unexamined or now() >= deadline:
+                not_up = f"; not up: {_counted(Counter(str(one['state']) for one in unexamined))}" if unexamined else ""
+                raise ConfigError(f"{_what_is_missing(missing)}{not_up}{_commonest_error(unexamined)}")
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
     async def acquire(self, purpose: Purpose = Purpose.TRAINING, needs: frozenset[str] = frozenset()) -> LeasedDevice:
-        """Returns the next free device that has what the task needs; a context manager that returns it at its end.
+        """Returns the next free device that has what the task needs, as a context manager that returns it to the pool.
 
         First come, first served within a purpose and equal needs.
 
@@ -205,9 +205,9 @@ class DevicePool:
 
     async def _fail_if_unplayable(self, line: _WaitQueue) -> None:
         devices = await self.counters()
-        lost = unplayable({"the task": line.needs}, _capabilities(devices))
-        if lost and all(device["is_examined"] for device in devices):
-            line.fail(EnvironmentSetupError(_what_is_missing(lost)))
+        missing = unplayable({"the task": line.needs}, _capabilities(devices))
+        if missing and all(device["is_examined"] for device in devices):
+            line.fail(EnvironmentSetupError(_what_is_missing(missing)))
 
     def _assign(self, grant: Grant, line: _WaitQueue) -> None:
         held = LeasedDevice(
@@ -249,7 +249,8 @@ class DevicePool:
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     async def _keep_leases(self) -> None:
-        """Renews leases three times per lease time, in a loop; marks leases that the manager no longer knows."""
+        """Renews leases three times per ``lease_timeout_s``, in a loop; marks leases that the manager no longer knows
+        as lost."""
         while True:
             await asyncio.sleep(self._settings.lease_timeout_s / 3)
             try:
@@ -263,7 +264,7 @@ class DevicePool:
                     held.mark_lost()
 
     def _give_back(self, held: LeasedDevice) -> None:
-        """Returns the device without waiting, so that this also works in a cancelled episode."""
+        """Returns the device in the background: a cancelled episode cannot wait."""
         if self._held.pop(held.lease_id, None) is None:
             return
         self._watches.pop(held.lease_id).cancel()
@@ -272,7 +273,7 @@ class DevicePool:
         task.add_done_callback(self._log_failure)
 
     async def _leave(self) -> None:
-        """Cancels pending requests: a device granted to a runner that is gone would idle until its lease expires."""
+        """Cancels pending requests: a device granted to a runner that has exited would idle until its lease expires."""
         try:
             async with asyncio.timeout(_RELEASE_TIMEOUT_S):
                 await self._manager.leave(self._owner)
@@ -317,8 +318,10 @@ def _what_is_missing(tasks: Mapping[str, frozenset[str]]) -> str:
 
 
 class _WaitQueue:
-    """Episodes that wait for a device for one purpose and with equal needs, in order of arrival. Every operation is
-    O(1) on average: thousands may wait."""
+    """The episodes that wait for a device for one purpose and with equal needs, in order of arrival.
+
+    Every operation is O(1) on average, because thousands may wait.
+    """
 
     def __init__(self, purpose: Purpose, needs: frozenset[str]) -> None:
         self.purpose = purpose
@@ -336,7 +339,7 @@ class _WaitQueue:
         return place
 
     async def wait_for_waiters(self) -> int:
-        """Waits until an episode waits; returns the number of waiting ones."""
+        """Waits until at least one episode is in the queue; returns their number."""
         while not self.count():
             self._has_waiters.clear()
             await self._has_waiters.wait()

@@ -43,8 +43,8 @@ class PoolSettings(SettingsSection):
     ``boot_attempts`` failures the device counts as broken and is tried less often. ``acquire_timeout_s`` limits the
     wait for a device, and the ``reset``, ``step`` and ``score`` timeouts limit these calls. A lease that is not renewed
     expires after ``lease_timeout_s``. After ``max_consecutive_faults`` a device is in quarantine for ``quarantine_s``.
-    ``recycle_after_episodes`` replaces its worker; None never does. ``evaluation_share`` is the part of the devices
-    that evaluations get while training waits too.
+    After ``recycle_after_episodes`` episodes its worker is replaced; with None never. ``evaluation_share`` is the share
+    of the devices that evaluations get while training waits for devices, too.
     """
 
     device_pool: PoolKind = PoolKind.RAY
@@ -73,8 +73,9 @@ class DevicePoolSettings(PoolSettings):
 
     ``kind`` is the ``module:function`` of a ``kinds.DeviceKind``, which is called with ``device_options``, plain JSON.
     ``farm`` is the pool's name: pools of different names share only the cluster; one pool per cluster may have an empty
-    name. ``prepare`` is empty, or a ``module:function`` that is called with the arguments of the kind before each boot,
-    outside of the boot timeout. It makes files that the device needs on its host and has its own time limits.
+    name. ``prepare`` is empty, or a ``module:function`` that is called with the arguments of ``kind`` before each boot,
+    outside of the boot timeout. That function prepares files that the device needs on its host, within its own time
+    limits.
     """
 
     farm: str = Field(default="", pattern=r"^[a-z0-9_]*$")

@@ -1,6 +1,6 @@
 """The base class of settings, which refuses unknown keys, infinities, and booleans in place of other values.
 
-YAML reads ``yes``, ``no``, ``on`` and ``off`` as booleans, and Python accepts those as 1 and 0.
+YAML reads ``yes``, ``no``, ``on`` and ``off`` as booleans, and Python accepts booleans as the numbers 1 and 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 def no_truth_value(value: Any) -> Any:
-    """Returns a value that is not a boolean.
+    """Returns the value unchanged.
 
     Raises:
         ValueError: it is a boolean.

@@ -1,4 +1,4 @@
-"""One device and its fence: the object in a device worker's process."""
+"""The object in a device worker's process: one device, which refuses calls under a lease that has ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, Episod
 
 logger = logging.getLogger(__name__)
 
-_WATCH_S = 1.0
+_LOSS_POLL_S = 1.0
 _Result = TypeVar("_Result")
 
 
 class DeviceWorker:
-    """Owns one device. Calls run one at a time; calls under an older lease than the newest are refused.
+    """Owns one device. Its caller makes one call at a time; calls under an older lease than the newest are refused.
 
     Methods raise ``EpisodeError`` only: any other error of a device becomes a ``DeviceError``, with its traceback in
     this worker's log.
@@ -32,7 +32,7 @@ class DeviceWorker:
         self._device: Device[Any] | None = None
         self._given_up = ""
         self._lease_id = 0
-        self._watched = 0
+        self._watched_lease_id = 0
 
     def prepare(self) -> None:
         """Prepares the device's files on this host."""
@@ -47,7 +47,7 @@ class DeviceWorker:
         )
 
     def check_health(self) -> frozenset[str] | None:
-        """Returns the capabilities that the device names, when earlier calls have finished and it is healthy."""
+        """Returns the capabilities that a healthy device names; None if it names none."""
         named = self._guarded(self._booted().health).get("capabilities")
         return None if named is None else frozenset(named.split())
 
@@ -67,14 +67,14 @@ class DeviceWorker:
     def lost(self, lease_id: int, wait_s: float) -> str:
         """Returns the reason as soon as the device is lost; "" after ``wait_s``, or once a newer lease is watched.
 
-        The only call that may run concurrently with another.
+        Only this call may be made during another call.
         """
-        self._watched = max(self._watched, lease_id)
+        self._watched_lease_id = max(self._watched_lease_id, lease_id)
         deadline = time.monotonic() + wait_s
-        while lease_id >= self._watched:
+        while lease_id >= self._watched_lease_id:
             if (why := self._why_lost()) or time.monotonic() >= deadline:
                 return why
-            time.sleep(_WATCH_S)
+            time.sleep(_LOSS_POLL_S)
         return ""
 
     def give_up(self, reason: str) -> None:

@@ -1,6 +1,6 @@
 """Temporary folders of device workers. A new worker removes the folders of workers that were killed.
 
-The owner of a folder holds the lock on the file ``in_use`` in it; the kernel releases it when the process exits.
+The owner of a folder holds a lock on the file ``in_use`` in it; the kernel releases the lock when the process exits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class WorkerFolder:
 
     def __init__(self, prefix: str) -> None:
         root = Path(tempfile.gettempdir())
-        with (root / f".{prefix.rstrip('0123456789')}.{os.getuid()}.lock").open("w") as making:
-            fcntl.flock(making, fcntl.LOCK_EX)  # a folder that is being created has no lock yet
+        with (root / f".{prefix.rstrip('0123456789')}.{os.getuid()}.lock").open("w") as creation_lock:
+            # Held from creation to lock: another worker would remove a folder that is created and not yet locked.
+            fcntl.flock(creation_lock, fcntl.LOCK_EX)
             _remove_abandoned(root, prefix.rstrip("0123456789"))
             self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_"))
             self._lock: IO[str] | None = try_lock(self.path / _IN_USE)
@@ -42,7 +43,7 @@ class WorkerFolder:
 
 def _remove_abandoned(root: Path, prefix: str) -> None:
     for path in root.glob(f"{prefix}[0-9]*_*"):
-        with contextlib.suppress(FileNotFoundError):  # its owner removes it at this moment
+        with contextlib.suppress(FileNotFoundError):  # the folder's owner may remove it at the same time
             if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
                 continue
             lock = try_lock(path / _IN_USE)

@@ -36,8 +36,8 @@ class JobProgress:
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
         """Returns a delivery without groups that were received before; None if no group remains.
 
-        Groups are redelivered if their lease expired before the acknowledgement. Such a delivery repeats which groups
-        were filtered or failed before, so that these are not counted again.
+        Groups are redelivered if their lease expired before the acknowledgement. Such a delivery names again the groups
+        that were filtered or failed. They were counted before, so that ``finished_groups`` is left with the new ones.
         """
         items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
         if len(items) == len(delivery.items):
@@ -81,7 +81,7 @@ def skip_list(metadata: Mapping[str, Any]) -> list[str]:
 def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: int) -> dict[str, list[str]]:
     """Returns, by rollout, the ids of one pass that rollouts before ``rollout_id`` consumed.
 
-    A trainer that generates ahead also saves ids of a rollout that is not trained yet: these are not included.
+    A trainer that generates ahead also saves ids of rollouts that are not trained yet: these ids are left out.
     """
     earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
     before = {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}

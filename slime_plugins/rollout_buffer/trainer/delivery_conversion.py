@@ -1,5 +1,7 @@
-"""Converts deliveries into groups of rows in a thread, with their screenshots if the model takes images and the tensors
-fit the memory of this process."""
+"""Converts deliveries into groups of rows, in a thread.
+
+Rows get the tensors of their screenshots if the model takes images. Tensors that do not fit the memory are refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class DeliveryConverter:
             at_once=settings.fetches_at_once,
             max_failures=max_failures,
         )
-        # Token records belong to one trajectory each, so that caching is useless.
+        # Not cached: each token record belongs to one trajectory only.
         self._records = ImageFetcher(client, ImageCache(0), at_once=settings.fetches_at_once, max_failures=max_failures)
         self._record_kinds = rows.records
         self.counts = self._rows.counts
@@ -72,7 +74,7 @@ class DeliveryConverter:
         if vision is not None and self._image_settings is not None:
             images, threads = await self.images.fetch(hashes), self._image_settings.threads
             await asyncio.to_thread(self._check_memory, items, vision, images)
-        named = [
+        record_hashes = [
             one.records[kind].sha256
             for item in items
             if not item.remove_sample
@@ -80,7 +82,7 @@ class DeliveryConverter:
             for kind in self._record_kinds
             if kind in one.records
         ]
-        records = await self._records.fetch(named) if named else None
+        records = await self._records.fetch(record_hashes) if record_hashes else None
         return await asyncio.to_thread(
             self._rows.groups,
             items,
@@ -100,9 +102,11 @@ class DeliveryConverter:
         if left is None or not needed:
             return
         about = f"{len(shown)} screenshots of {len(played)} trajectories become {needed / 1e9:.1f} GB of tensors"
-        help_ = "bfloat16 pixels (rollout_buffer_pixel_dtype) halve them; or fewer trajectories, or smaller screenshots"
+        advice = (
+            "bfloat16 pixels (rollout_buffer_pixel_dtype) halve them; or fewer trajectories, or smaller screenshots"
+        )
         if needed > left:
-            raise ConfigError(f"{about}, and {left / 1e9:.1f} GB of memory are left: {help_}")
+            raise ConfigError(f"{about}, and {left / 1e9:.1f} GB of memory are left: {advice}")
         whole = needed / len(played) * max(self._trajectories or 0, len(played))
         if self._trajectories is not None and whole > left:
             logger.warning(
@@ -110,7 +114,7 @@ class DeliveryConverter:
                 about,
                 whole / 1e9,
                 left / 1e9,
-                help_,
+                advice,
             )
         self._trajectories = None
 
@@ -125,7 +129,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int | None:
-    """Returns the bytes available without swapping, on the machine and in its control group; None if unknown."""
+    """Returns the bytes available without swapping, the lower of machine and control group; None if unknown."""
     known = [left for left in (_of_machine(meminfo), _of_group(control_group)) if left is not None]
     return min(known, default=None)
 
@@ -136,7 +140,7 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_group(folder: Path) -> int | None:
-    """The group's limit minus its usage, without reclaimable page cache."""
+    """Returns the group's limit minus its usage; reclaimable page cache does not count as usage."""
     limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
     if limit is None or used is None:
         return None

@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.types import image_hash
 logger = logging.getLogger(__name__)
 
 MAX_DOWNLOADS = 3
-"""Maximum downloads of an image whose bytes do not match its hash."""
+"""How often an image is downloaded whose bytes do not match its hash."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def process_cache(max_bytes: int) -> ImageCache:
 
 
 class ImageFetcher:
-    """Fetches images for one rollout. ``fetched`` counts downloads."""
+    """Fetches images, or other bytes by hash, for one rollout. ``fetched`` counts downloads."""
 
     def __init__(
         self, client: AsyncRolloutBufferClient, cache: ImageCache, *, at_once: int, max_failures: int | None

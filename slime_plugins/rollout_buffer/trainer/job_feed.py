@@ -1,7 +1,7 @@
 """Fetches the ready groups of one job, with retries, and logs the reason of a long wait.
 
-A delivery is leased: it is redelivered unless it is acknowledged in time. Acknowledgements are sent with the next poll;
-``flush_acks`` sends the last ones. A poll whose reply was lost is repeated with its id and gets the same delivery.
+A delivery is leased: it is redelivered unless it is acknowledged in time. Acknowledgements are sent with the next poll,
+or by ``flush_acks``. A poll whose reply was lost is repeated with the same ``poll_id`` and gets the same delivery.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class FailureTally:
 def _is_retryable(error: Exception) -> bool:
     if isinstance(error, RolloutBufferError):
         return isinstance(error, BusyError) or (error.http_status >= 500 and not isinstance(error, ValueError))
-    passing = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
-    return isinstance(error, passing) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
+    transient = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
+    return isinstance(error, transient) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
 
 
 def _named(error: Exception) -> str:
@@ -171,12 +171,12 @@ class JobFeed:
         self._settings = settings
         self.job_id = job_id or settings.job_id
         self.weight_version: int | None = None
-        """The trainer's newest, sent with every poll."""
+        """The trainer's newest weight version, sent with every poll."""
         self._to_acknowledge: dict[str, frozenset[int]] = {}
         self.lost: dict[str, frozenset[int]] = {}
         """Deliveries, with their groups, that went to another consumer before they were acknowledged."""
         self._taken: dict[str, frozenset[int]] = {}
-        """Deliveries, with their groups, that were taken and may not be acknowledged yet."""
+        """Deliveries, with their groups, that were taken and are not to be acknowledged yet."""
         self._poll_id = uuid.uuid4().hex
         self.waited_s = 0.0
 
@@ -185,7 +185,7 @@ class JobFeed:
 
         Raises:
             NotFoundError: there is no such job.
-            JobEndedError: it was cancelled or has failed.
+            JobEndedError: the job was cancelled or has failed.
         """
         job = await self._job()
         if job.get("state") == "paused":
@@ -219,7 +219,9 @@ class JobFeed:
             await asyncio.sleep(MIN_POLL_S)
 
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
-        """Waits for ready groups and returns at most ``max_groups``; call ``received`` or ``taken`` with the delivery.
+        """Waits for ready groups and returns at most ``max_groups``.
+
+        The caller passes the delivery to ``received`` or ``taken``; until then every call returns the same delivery.
 
         Raises:
             InputExhaustedError: all groups were delivered. Received deliveries are acknowledged; deliveries that were
@@ -238,7 +240,7 @@ class JobFeed:
                 self.waited_s += time.monotonic() - began
                 return data
             job = await self._job()
-            if not data.exhausted and self._holds_the_rest(job):
+            if not data.exhausted and self._holds_all_remaining(job):
                 raise _input_used_up(self.job_id, job)
             if data.exhausted:
                 exhausted_at = exhausted_at or asked
@@ -257,7 +259,7 @@ class JobFeed:
         return f"{groups} of job {self.job_id}"
 
     async def _why_it_waits(self, job: Mapping[str, Any]) -> dict[str, str]:
-        """Returns ``code``, ``severity`` and ``sentence`` of the buffer's first explanation of the job."""
+        """Returns ``code``, ``severity`` and ``sentence`` of the buffer's first explanation of the job's state."""
         try:
             first = (await self._client.explanation(self.job_id))["explanation"][0]
             sentence = " ".join(part for part in (first["message"], first["advice"]) if part)
@@ -275,7 +277,7 @@ class JobFeed:
     def taken(self, delivery: RolloutData) -> None:
         """Makes the next poll fetch other groups; the delivery stays leased until it is acknowledged.
 
-        Groups that are delivered again after their lease belong to their newest delivery alone.
+        A group that was delivered again after its lease expired is acknowledged with its newest delivery only.
         """
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
@@ -337,14 +339,14 @@ class JobFeed:
             )  # fmt: skip
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())
 
-    def _holds_the_rest(self, job: Mapping[str, Any]) -> bool:
+    def _holds_all_remaining(self, job: Mapping[str, Any]) -> bool:
         """Returns True if all remaining groups of the job are leased to this trainer: waiting would never end.
 
-        A job without input has no last group until it ends: its writers may bring further ones.
+        A job without input has no last group until it ends, because programs may write further groups.
         """
         groups = job.get("groups") or {}
-        none_to_come = job.get("has_input", True) and not (groups.get("open") or groups.get("ready"))
-        return none_to_come and self.groups_held > 0 and groups.get("leased", 0) <= self.groups_held
+        no_further_group = job.get("has_input", True) and not (groups.get("open") or groups.get("ready"))
+        return no_further_group and self.groups_held > 0 and groups.get("leased", 0) <= self.groups_held
 
     async def _job(self) -> dict[str, Any]:
         job = await self._with_retries("jobs", lambda: self._client.job(self.job_id))
@@ -359,26 +361,26 @@ class JobFeed:
 
 
 def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
-    """Returns the error with the numbers of failed and filtered groups, unless the job has a cause."""
+    """Returns the error, with the job's cause or else the numbers of its failed and filtered groups."""
     cause, groups = str(job.get("cause") or ""), job.get("groups") or {}
-    without = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
-    of_those = f" (of its groups {without})" if without and not cause else ""
-    return InputExhaustedError(f"the input of job {job_id} is used up{of_those}", {"job_id": job_id, "cause": cause})
+    undelivered = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
+    counts = f" (of its groups {undelivered})" if undelivered and not cause else ""
+    return InputExhaustedError(f"the input of job {job_id} is used up{counts}", {"job_id": job_id, "cause": cause})
 
 
 _TOLERATED_CODES = ("paused", "nothing_kept")
-"""Codes of explanations that never fail the wait: a person paused the job, or all its groups are filtered."""
+"""Codes of explanations that never end the wait: a person paused the job, or all its groups are filtered."""
 
 
 class _Standstill:
-    """Fails a wait for a job that has been blocked for ``MAX_STANDSTILL_S``."""
+    """Ends the wait for a job with an error once the job has been blocked for ``MAX_STANDSTILL_S``."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self._since: float | None = None
 
     def note(self, why: Mapping[str, str], now: float) -> None:
-        """Records the buffer's present explanation.
+        """Records the buffer's explanation ``why``, given at ``now`` on the monotonic clock.
 
         Raises:
             JobStalledError: the job has been blocked for ``MAX_STANDSTILL_S``.

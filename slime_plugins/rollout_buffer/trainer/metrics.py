@@ -27,7 +27,7 @@ REPETITION_RATIO = 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryFacts:
-    """The values of one trajectory that metrics of a batch use. ``extra_info`` is its generator's: success, app …"""
+    """The values of one trajectory that the metrics of a batch use. ``extra_info`` comes from its generator."""
 
     is_dummy: bool
     outcome: str | None
@@ -138,7 +138,7 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 def _repeats(text: str) -> bool:
     """Returns True if a long text is repetitive, by the measure of slime's ``repetition_frac``."""
-    end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # half of a surrogate pair
+    end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # the cut may split a surrogate pair
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 
 
@@ -170,7 +170,7 @@ def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for a finite number; a bool is none."""
+    """Returns True for a finite number; a bool counts as no number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -208,9 +208,9 @@ def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
 
 
 def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
-    """Returns the staleness relative to the newest version in the batch: the trainer's is unknown here."""
+    """Returns the staleness relative to the newest version in the batch: the trainer's version is unknown here."""
     by_trajectory = [[version_number(str(version)) for version in member.weight_versions] for member in trajectories]
-    known = [seen for numbers in by_trajectory if (seen := [number for number in numbers if number is not None])]
+    known = [given for numbers in by_trajectory if (given := [number for number in numbers if number is not None])]
     if not known:
         return {}
     newest = max(max(versions) for versions in known)

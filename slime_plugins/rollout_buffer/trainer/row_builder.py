@@ -1,10 +1,10 @@
 """Converts delivered items to training rows. Pure, except for loading a tokenizer.
 
-An item becomes one or more rows: from its generations, with the sampled tokens, or rebuilt turn by turn from its
-messages if it has none. Rows with images get the outputs of the model's image processor (``vision.py``).
+An item becomes one or more rows. They have the sampled tokens of its generations; without generations they are rebuilt
+from its messages. Rows with images get the outputs of the model's image processor (``vision.py``).
 
-An item that cannot be trained stays in its group as a dummy without rows, with the mean reward of the other members, so
-that group means do not change.
+An item that cannot be trained stays in its group as a dummy without rows. It gets the mean reward of the other members,
+so that group means do not change.
 """
 
 from __future__ import annotations
@@ -93,8 +93,10 @@ class _Packed:
 
 
 class RowBuilder:
-    """Converts delivered items to groups of ``samples_per_group`` members; ``counts`` has rows, dummies and
-    problems."""
+    """Converts delivered items to groups of ``samples_per_group`` members.
+
+    ``counts`` counts rows, dummies and problems since its creation.
+    """
 
     def __init__(self, settings: RowSettings) -> None:
         self._settings = settings
@@ -115,9 +117,9 @@ class RowBuilder:
     ) -> list[RolloutGroup]:
         """Returns the groups of one delivery, each padded or cut to ``samples_per_group`` members.
 
-        ``vision`` converts ``images``; without it rows keep one placeholder per image. ``trainer_version`` is the
-        trainer's weight version, None if unknown: then no token is too old. ``records`` are the fetched token records.
-        ``image_threads`` convert the images of a group in parallel.
+        ``vision`` converts ``images``; without ``vision`` rows keep one placeholder per image. ``trainer_version`` is
+        the trainer's weight version; if it is None (unknown), no token counts as too old. ``records`` are the fetched
+        token records. ``image_threads`` is the number of threads that convert the images of a group.
         """
         self._trainer_version = trainer_version
         self._fetched_records = records or FetchedImages()
@@ -126,7 +128,7 @@ class RowBuilder:
         with ThreadPoolExecutor(image_threads, thread_name_prefix="images") as pool:
             for members in members_by_group:
                 if vision is not None:
-                    # The tensors of an image are large: they are shared within a group, and freed after it.
+                    # The tensors of an image are large: the rows of a group share them, and then they are freed.
                     self._row_images = RowImages(vision, images or FetchedImages())
                     self._row_images.prepare(_image_hashes_of_group(members[: self._settings.samples_per_group]), pool)
                 groups.append(self._group(members, ungrouped))
@@ -151,7 +153,7 @@ class RowBuilder:
         return RolloutGroup(group_index=first.group_index, instance_id=first.instance_id, trajectories=trajectories)
 
     def _member(self, item: RolloutItem) -> RolloutTrajectory:
-        """Returns an item with its rows, or a dummy with the reason."""
+        """Returns an item with its rows, or as a dummy with the reason."""
         refusal = _refusal(item)
         if refusal is not None:
             self.counts["malformed_items"] += item.error is not None
@@ -179,7 +181,7 @@ class RowBuilder:
             self.counts["without_log_probs"] += 1
             _warn_of_missing_log_probs(wanted_by)
             return _as_dummy(item, f"it has no log-probs of the engine, from which {wanted_by} computes the loss")
-        self._count(packed, rows)
+        self._count_rows(packed, rows)
         return replace(
             _trajectory(item),
             rows=tuple(rows),
@@ -233,7 +235,7 @@ class RowBuilder:
         most = self._settings.max_token_lag
         return f"its tokens are more than {most} weight versions older than the trainer's {self._trainer_version}"
 
-    def _count(self, packed: _Packed, rows: Sequence[RolloutRow]) -> None:
+    def _count_rows(self, packed: _Packed, rows: Sequence[RolloutRow]) -> None:
         self.counts[f"tokens_from_{packed.token_source}"] += 1
         self.counts["rows"] += len(rows)
         self.counts["row_tokens"] += sum(len(row.token_ids) for row in rows)
@@ -280,8 +282,8 @@ class RowBuilder:
         )
         row_source = RowSource.TURNS if rebuilt.by_turn else RowSource.CONVERSATION
         self.counts[f"token_drift/rebuilt_{row_source}"] += 1
-        unknown = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
-        self.counts["token_drift/undecided"] += bool(unknown)
+        undecided = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
+        self.counts["token_drift/undecided"] += bool(undecided)
         rows = rebuilt.rows
         if sum(len(row.token_ids) for row in rows) > MANY_ROW_TOKENS:
             _warn_of_long_rows()
@@ -344,7 +346,7 @@ class RowBuilder:
         return self._row_images.attach(row, generations)
 
     def _count_drift(self, item: RolloutItem) -> None:
-        """Counts the differences that rebuilding the tokens from messages would cause; the sampled ones are trained."""
+        """Counts the differences between the sampled tokens, which are trained, and tokens rebuilt from messages."""
         if not self._settings.report_drift or not item.messages:
             return
         generator = self._drift_measure
@@ -382,7 +384,7 @@ def images_of(item: RolloutItem) -> list[str]:
 
 
 def images_of_rows(item: RolloutItem) -> list[str]:
-    """Returns the images of a trajectory's rows, with repetitions, as their tensors are joined."""
+    """Returns the image hashes of a trajectory's rows. An image is repeated as often as its tensors are joined."""
     if not item.generations:
         return list(image_hashes_in_messages(item.messages))
     rows = _with_image_hashes(pack_training_rows(item.generations), item)
@@ -393,7 +395,7 @@ def images_of_rows(item: RolloutItem) -> list[str]:
 
 
 def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], list[RolloutItem]]:
-    """Returns the items by group, and malformed items without a known group."""
+    """Returns the items by group, and the malformed items whose group is unknown."""
     groups: dict[Any, list[RolloutItem]] = {}
     ungrouped = []
     for item in items:
@@ -407,7 +409,7 @@ def _by_group(items: Iterable[RolloutItem]) -> tuple[list[list[RolloutItem]], li
 
 
 def _refusal(item: RolloutItem) -> str | None:
-    """Returns why an item is not trained; None if it may be."""
+    """Returns why an item is not trained; None if it may be trained."""
     if item.error is not None:
         return item.error
     if item.remove_sample:
@@ -480,9 +482,12 @@ def _version_spans(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> 
 
 
 def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[Value]:
-    """Returns a list with the values at the trained tokens of a row. The first token is never trained."""
-    found = laid_out(row.loss_mask, values, elsewhere)
-    return [elsewhere, *found[1:]]
+    """Returns one value per token of a row: the next of ``values`` at a trained token, ``elsewhere`` at another.
+
+    The first token gets ``elsewhere`` even if its mask is 1, because it is never trained.
+    """
+    by_token = laid_out(row.loss_mask, values, elsewhere)
+    return [elsewhere, *by_token[1:]]
 
 
 def _response_start(row: TrainingRow) -> int | None:
@@ -568,7 +573,7 @@ def _warn_of_long_rows() -> None:
 
 
 def _repeated_tokens(extra_info: Mapping[str, Any]) -> int:
-    """Returns the context tokens that the branches of a gateway session, or of a remote rollout, repeat."""
+    """Returns the number of context tokens that the branches of a gateway session, or of a remote rollout, repeat."""
     session = extra_info.get("gateway", extra_info.get("remote_rollout"))
     repeated = session.get("repeated_ids") if isinstance(session, dict) else None
     return repeated if isinstance(repeated, int) else 0

@@ -1,12 +1,12 @@
 """Aligns values of single tokens (weight versions, returns, records) with the tokens of a packed row. Pure.
 
 In a packed row, which has one placeholder per image, the output of a generation starts at index ``len(prompt_ids)``.
-Expanding images shifts indices but keeps the order: values of the trained tokens are collected in order, and
-distributed along the mask of the expanded row (``laid_out``).
+Expanding images shifts indices but keeps the order of tokens. So the values of the trained tokens are collected in
+order, and distributed along the mask of the expanded row (``laid_out``).
 
-A sampled token has the experts of the forward pass that sampled it; another token has those of the first pass of its
-row that read the token before it. Top-p ids belong to sampled tokens only. Records are never shifted: records that do
-not belong to exactly these tokens raise ``RecordProblemError``.
+A sampled token has the experts of the forward pass that sampled it. Any other token has the experts of the first pass
+of its row that read the token before it. Top-p ids belong to sampled tokens only. Records are never shifted to fit:
+records that do not belong to exactly these tokens raise ``RecordProblemError``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 def output_versions(generation: Generation) -> list[str | None]:
-    """Returns the weight version of each output token: that of its span, or else of the generation."""
+    """Returns the weight version of each output token: its span's version, or else the generation's."""
     versions: list[str | None] = [generation.weight_version] * len(generation.output_ids)
     for span in generation.weight_version_spans:
         covered = range(max(0, span.start), min(span.end, len(versions)))
@@ -51,10 +51,10 @@ def mask_old_tokens(
     """
     mask = list(row.loss_mask)
     for index, start in _outputs(row, generations):
-        for place, version in enumerate(output_versions(generations[index]), start):
+        for position, version in enumerate(output_versions(generations[index]), start):
             number = version_number(version)
             if number is not None and trainer_version - number > max_lag:
-                mask[place] = 0
+                mask[position] = 0
     if mask == list(row.loss_mask):
         return row
     log_probs = row.log_probs
@@ -75,8 +75,8 @@ def trained_values(
         value
         for index, start in _outputs(row, generations)
         if generations[index].is_trained
-        for place, value in enumerate(of_output[index], start)
-        if row.loss_mask[place]
+        for position, value in enumerate(of_output[index], start)
+        if row.loss_mask[position]
     ]
 
 
@@ -86,18 +86,18 @@ def laid_out(loss_mask: Sequence[int], values: Iterable[Value], elsewhere: Value
     Raises:
         ValueError: there are more or fewer values than ones.
     """
-    left = iter(values)
-    found = [next(left, None) if trained else elsewhere for trained in loss_mask]
-    if None in found or next(left, None) is not None:
+    remaining = iter(values)
+    by_token = [next(remaining, None) if trained else elsewhere for trained in loss_mask]
+    if None in by_token or next(remaining, None) is not None:
         raise ValueError(f"the mask has {sum(map(bool, loss_mask))} trained tokens, but not as many values")
-    return found  # type: ignore[return-value]  # none of them is None
+    return by_token  # type: ignore[return-value]  # no value is None
 
 
 def version_spans(along: Sequence[str]) -> tuple[WeightVersionSpan, ...]:
     """Returns spans of equal weight versions; ``along`` has the version of each token, "" if unknown."""
     spans, start = [], 0
-    for version, run in groupby(along):
-        end = start + len(list(run))
+    for version, equal in groupby(along):
+        end = start + len(list(equal))
         if version:
             spans.append(WeightVersionSpan(weight_version=version, start=start, end=end))
         start = end
@@ -127,10 +127,10 @@ class RecordProblemError(ValueError):
 
 
 def read_records(generations: Sequence[Generation], kinds: Iterable[str], fetched: FetchedImages) -> ReadRecords:
-    """Returns the records of the wanted kinds, which generations refer to by hash.
+    """Returns the records of the wanted kinds, which generations hold or name by hash.
 
     Raises:
-        RecordProblemError: a generation has none, or their bytes are missing or truncated.
+        RecordProblemError: a generation has no records of a kind, or their bytes are missing or truncated.
     """
     return [{kind: _read(index, one, kind, fetched) for kind in kinds} for index, one in enumerate(generations)]
 
@@ -155,7 +155,7 @@ def routed_experts_of_row(
     """Returns the experts of every token of a row but its first; ``expanded`` is the row with images expanded.
 
     Raises:
-        RecordProblemError: experts of a token are missing, there are more than tokens, or not ``width`` per token.
+        RecordProblemError: a token has no experts or not ``width`` of them, or there are experts of further tokens.
     """
     at = row.generation_indices[-1]
     parts = [records[at][ROUTED_EXPERTS]]
@@ -179,7 +179,7 @@ def routed_experts_of_row(
 
 
 def _continued(index: int, start: int, generations: Sequence[Generation], records: ReadRecords) -> int:
-    """Returns the earlier turn that this one continues: its tokens are a prefix of the prompt."""
+    """Returns the earlier turn whose tokens are a prefix of this turn's prompt, and whose experts end at ``start``."""
     prompt, shown = generations[index].prompt_ids, generations[index].images
     for at in range(index - 1, -1, -1):
         before = generations[at]
@@ -194,7 +194,7 @@ def _continued(index: int, start: int, generations: Sequence[Generation], record
 def kept_ids_of_row(
     row: TrainingRow, expanded: TrainingRow, generations: Sequence[Generation], records: ReadRecords, start: int
 ) -> TokenRecords:
-    """Returns the top-p ids of the tokens from ``start`` on, an empty set at tokens that are not trained.
+    """Returns the top-p ids of the tokens from ``start`` on; a token that is not trained has an empty set.
 
     Raises:
         RecordProblemError: there is not one set per sampled token, or too many sampled tokens are outside of their set.
@@ -217,8 +217,8 @@ def kept_ids_of_row(
 
 
 def _check_holds_sampled(row: TrainingRow, along: Sequence[array[int]], start: int) -> None:
-    trained = [place for place in range(start, len(row.token_ids)) if row.loss_mask[place]]
-    outside = sum(row.token_ids[place] not in along[place - start] for place in trained)
+    trained = [position for position in range(start, len(row.token_ids)) if row.loss_mask[position]]
+    outside = sum(row.token_ids[position] not in along[position - start] for position in trained)
     if len(trained) >= MIN_TOKENS_TO_JUDGE and outside > MAX_SHARE_OUTSIDE * len(trained):
         raise RecordProblemError(
             f"{outside} of {len(trained)} sampled tokens are not among their top-p ids: the ids belong to other tokens"

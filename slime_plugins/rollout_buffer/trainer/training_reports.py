@@ -25,7 +25,8 @@ REPORT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReport:
-    """A trainer's values for one row. ``log_probs`` and ``rollout_log_probs`` belong to its trained tokens, in order.
+    """A trainer's values for one row. ``log_probs`` (the trainer's) and ``rollout_log_probs`` (the engine's) belong to
+    its trained tokens, in order.
 
     ``entropy`` is the mean over these tokens in nats, ``loss_share`` the row's weight in the step's mean,
     ``clip_share`` the share of these tokens whose ratio was clipped.
@@ -42,7 +43,8 @@ class RowReport:
 
     @property
     def gap(self) -> float:
-        """Largest |train - rollout log-prob|, infinite with a NaN; -1 if one is unknown or their lengths differ."""
+        """Largest |train - rollout log-prob|, infinite with a NaN; -1 if either list is missing or their lengths
+        differ."""
         if not self.log_probs or len(self.log_probs) != len(self.rollout_log_probs or ()):
             return -1.0
         gaps = [abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs or (), strict=True)]
@@ -84,7 +86,7 @@ class TrainingReporter:
         return True
 
     def flush(self) -> None:
-        """Waits until the pending report is sent or has failed."""
+        """Waits until the pending report was sent or has failed."""
         if self._pending is not None:
             self._pending.result()
 

@@ -90,7 +90,7 @@ async def test_a_pool_that_has_not_joined_its_cluster_says_for_how_long(monkeypa
     with pytest.raises(DeviceError, match="not connected yet") as caught:
         await pool.snapshot()
     assert "fault" not in caught.value.detail
-    monkeypatch.setattr(device_pool, "_JOINED_WITHIN_S", 0.0)
+    monkeypatch.setattr(device_pool, "_JOIN_TIMEOUT_S", 0.0)
     with pytest.raises(DeviceError, match=r"the Ray cluster at 10.0.0.1:6379 could not be joined for 0 s") as caught:
         await pool.snapshot()
     assert caught.value.detail["fault"] == DIED

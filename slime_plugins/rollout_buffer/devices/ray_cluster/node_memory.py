@@ -19,7 +19,7 @@ _MARGIN = 0.05
 _RAY_THRESHOLD = "RAY_memory_usage_threshold"
 _POLL_S = 1.0
 _FREEING_S = 10.0
-"""Time for the memory of a device that was given up to be free: its emulator ends after its worker."""
+"""Time until the memory of a device that was given up is free: its emulator ends later than its worker."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -48,7 +48,7 @@ def shortage() -> str:
 
 
 def wait_for_shortage() -> tuple[str, IO[str]]:
-    """Blocks until memory is short and no other worker of this node gives its device up.
+    """Blocks until memory is short and no other worker of this node is giving its device up.
 
     Returns the reason, and a lock that the caller closes once the memory is free again.
     """
@@ -60,10 +60,10 @@ def wait_for_shortage() -> tuple[str, IO[str]]:
         lock = try_lock(Path(f"/tmp/rollout_buffer_memory_{os.getuid()}.lock"))
         if lock is None:
             continue
-        given_up = os.fstat(lock.fileno())
-        is_freeing = given_up.st_size > 0 and time.time() < given_up.st_mtime + _FREEING_S
-        if not is_freeing and (why := shortage()):  # still, after the last worker's turn
-            lock.write(".")  # for its time
+        last_use = os.fstat(lock.fileno())
+        is_freeing = last_use.st_size > 0 and time.time() < last_use.st_mtime + _FREEING_S
+        if not is_freeing and (why := shortage()):  # another worker may have freed memory since the first check
+            lock.write(".")  # sets the file's modification time, which the other workers compare
             lock.flush()
             return why, lock
         lock.close()

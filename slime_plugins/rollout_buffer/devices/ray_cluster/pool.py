@@ -1,8 +1,9 @@
-"""The device pool on Ray. The only file that imports Ray, and only when a pool is used.
+"""The device pool on Ray. Only this file imports Ray, and only when a pool is used.
 
 One detached ``DeviceManager`` actor per cluster and pool owns detached device workers, one device each; all have names
-in one namespace. Both outlive the runner that started them, and the next runner finds them. If the manager died, a
-runner starts another, which first kills the workers of the earlier one: the episodes on them fail one attempt each.
+in one namespace. Manager and workers outlive the runner that started them, and the next runner finds them. If the
+manager died, a runner starts another manager, which first kills the workers of the earlier one: each episode on them
+fails, which costs it one attempt.
 
 Ray reads the cluster's credentials from ``RAY_AUTH_MODE`` and ``RAY_AUTH_TOKEN_PATH`` when it is imported.
 
@@ -46,12 +47,12 @@ MANAGER_NAME = "device_manager"
 WORKER_NAME_PREFIX = "device_worker"
 _IMPORT_ROOT = Path(__file__).resolve().parents[4]
 _HEAD_NODE = "node:__internal_head__"
-_WATCH = "watch"
+_WATCH_GROUP = "watch"
 _CALL_TIMEOUT_S = 60.0
-_HEAD_ANSWERS_WITHIN_S = 5.0
-_JOINED_WITHIN_S = 15.0
+_HEAD_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 15.0
 _NODES_JOIN_S = 60.0
-"""Time after a manager's start, with which its cluster may have started: missing nodes may still join."""
+"""Time after a manager's start in which missing nodes may still join: the cluster may have started with the manager."""
 _NODES_POLL_S = 1.0
 _GIVING_UP_S = 3.0
 
@@ -107,7 +108,7 @@ class _RemoteDeviceManager:
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
-            if (waited_s := time.monotonic() - self._began) < _JOINED_WITHIN_S:
+            if (waited_s := time.monotonic() - self._began) < _JOIN_TIMEOUT_S:
                 raise DeviceError("the device manager is not connected yet")
             raise device_died(f"the Ray cluster at {self._ray_address} could not be joined for {waited_s:.0f} s")
         return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))
@@ -131,7 +132,7 @@ class _RemoteDeviceManager:
             try:
                 self._actor = _find_manager(ray, self._farm)
             except Exception:
-                if self._connected_here:  # otherwise the trainer's own connection, which is not ours to close
+                if self._connected_here:  # otherwise the connection is the trainer's, which must stay open
                     self._connected_here = False
                     ray.shutdown()
                 raise
@@ -154,7 +155,7 @@ class _RemoteDevice:
         return cast("float", await _ask(self._actor.score, lease_id))
 
     async def lost(self, lease_id: int, wait_s: float) -> str:
-        watch = self._actor.lost.options(concurrency_group=_WATCH)
+        watch = self._actor.lost.options(concurrency_group=_WATCH_GROUP)
         return cast("str", await _ask(watch, lease_id, wait_s))
 
 
@@ -206,7 +207,7 @@ def try_cluster(address: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReply:
-    """A node's answer: ``result``, or ``problem`` if it gave none."""
+    """A node's answer: ``result``, or ``problem`` if the node gave no result."""
 
     address: str
     resources: Mapping[str, float]
@@ -215,7 +216,7 @@ class NodeReply:
 
 
 def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], timeout_s: float) -> list[NodeReply]:
-    """Joins the cluster and runs ``call`` on every living node, with the node's resources. Blocks.
+    """Joins the cluster and makes ``call`` on every living node, with the node's resources. Blocks.
 
     Nodes that have not answered after ``timeout_s`` have a ``problem``.
 
@@ -269,8 +270,8 @@ def _ray_errors(ray: Any, address: str) -> Iterator[None]:
 def _join_cluster(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":")
     if port.isdigit() and "/" not in host:
-        # Ray waits up to a quarter of an hour for a head that is away, and cannot be interrupted.
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_ANSWERS_WITHIN_S).close()
+        # ray.init waits up to a quarter of an hour for a head that is away, and cannot be interrupted.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_HEAD_TIMEOUT_S).close()
     ray.init(
         address=address,
         namespace=NAMESPACE,
@@ -300,7 +301,7 @@ def _find_manager(ray: Any, farm: str) -> Any:
             # On the head node, which the cluster needs anyway: the loss of another node must cost only that node's
             # devices.
             resources={_HEAD_NODE: 0.001},
-            # Not restarted by Ray, whose memory monitor kills actors that it may restart before all others.
+            # Not restarted by Ray: its memory monitor prefers to kill actors that Ray may restart.
             max_restarts=0,
         )
         .remote(farm)
@@ -333,7 +334,7 @@ class _WorkerActor(DeviceWorker):
     """A device worker that reports its node, and gives its device up before the node's memory runs out."""
 
     def boot(self) -> None:
-        if self._settings.resources_per_worker.memory:  # a device without a reservation counts as small
+        if self._settings.resources_per_worker.memory:  # a device without reserved memory counts as small
             if why := shortage():
                 raise DeviceError(f"the device is not booted: {why}")
             threading.Thread(target=self._give_up_at_shortage, name="node-memory", daemon=True).start()
@@ -343,8 +344,9 @@ class _WorkerActor(DeviceWorker):
         why, lock = wait_for_shortage()
         logger.error("device %d is given up: %s", self._index, why)
         self.give_up(why)
-        time.sleep(_GIVING_UP_S)  # the runner of its episode learns of it, and the manager may kill this process
-        if self._device is None:  # a boot cannot be interrupted
+        # Meanwhile the episode's runner learns of the loss, and the manager may kill this process.
+        time.sleep(_GIVING_UP_S)
+        if self._device is None:  # it still boots, which cannot be interrupted
             os._exit(1)
         self.close()
         lock.close()
@@ -356,7 +358,7 @@ class _WorkerActor(DeviceWorker):
 
 
 class _RemoteWorker:
-    """The manager's handle on one device worker: ``Worker`` by Ray.
+    """The manager's handle on one device worker: a ``Worker`` over Ray.
 
     Until ``nodes_join_until`` on the monotonic clock, nodes of a new cluster may still join.
     """
@@ -365,10 +367,10 @@ class _RemoteWorker:
         self._nodes_join_until = nodes_join_until
         resources = settings.resources_per_worker
         self._wanted = resources.as_ray_names_them()
-        self._place_within_s = settings.boot_timeout_s / 2  # so that its message comes before the boot timeout
+        self._place_within_s = settings.boot_timeout_s / 2  # so that its error comes before that of the boot timeout
         self._actor = (
             _import_ray()
-            .remote(concurrency_groups={_WATCH: 2})(_WorkerActor)
+            .remote(concurrency_groups={_WATCH_GROUP: 2})(_WorkerActor)
             .options(
                 name=f"{_name_in(settings.farm, WORKER_NAME_PREFIX)}-{index}-{os.getpid()}-{workers_before}",
                 namespace=NAMESPACE,
@@ -395,7 +397,11 @@ class _RemoteWorker:
         return place
 
     async def _placed(self) -> str:
-        """Returns where the actor runs; fails if no node can ever hold it."""
+        """Waits until Ray has placed the actor, and returns where it runs.
+
+        Raises:
+            DeviceError: no node can ever hold the actor, or none has room in time.
+        """
         while why_not := why_no_node_fits(self._wanted, await asyncio.to_thread(_living_nodes)):
             if time.monotonic() >= self._nodes_join_until:
                 raise misconfigured(why_not)
@@ -420,12 +426,12 @@ def _living_nodes() -> list[dict[str, float]]:
 
 
 def _name_in(farm: str, name: str) -> str:
-    """Returns a name that is unique to the pool."""
+    """Returns the name of an actor, which no other pool has."""
     return f"{farm}.{name}" if farm else name
 
 
 def _kill_workers_of_earlier_manager(farm: str) -> None:
-    """Kills the workers of an earlier manager, whose leases are lost."""
+    """Kills the workers of an earlier manager: its leases are lost, so that nobody returns their devices."""
     ray = _import_ray()
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):

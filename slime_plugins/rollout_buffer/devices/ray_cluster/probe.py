@@ -2,8 +2,9 @@
 
     python -m slime_plugins.rollout_buffer.devices.ray_cluster.probe ADDRESS
 
-Joins, leaves, and prints the versions; exit code 0. Otherwise prints the reason; exit code 1. ``rollout-buffer doctor``
-calls it, and so does the launch script before it serves a buffer on a running cluster.
+The program joins the cluster, leaves it, and prints the versions; the exit code is 0. If it cannot join, it prints the
+reason; the exit code is 1. ``rollout-buffer doctor`` calls the program, and so does the launch script before it serves
+a buffer on a running cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tries the cluster; returns the exit code."""
     parser = argparse.ArgumentParser(prog="ray_cluster", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the head, or auto for the one of this machine")
+    parser.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the head, or auto for this machine's cluster")
     options = parser.parse_args(arguments)
     try:
         try_cluster(options.address)

@@ -1,7 +1,7 @@
-"""Pure: a process can join a Ray cluster only with the same versions of Ray and Python. Reports a difference.
+"""Explains a refusal to join a Ray cluster because of other versions of Ray or Python than the cluster's. Pure.
 
 The devices' cluster and a process that joins it (a runner, slime's rollout worker, the trainer's launch script) may
-have different environments. Ray's own error has six lines without a remedy.
+have different environments. Ray's own error has six lines and names no remedy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RayVersionError(ConfigError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RayVersions:
-    """Versions of a process or a cluster; ``ray`` is empty if it is not installed."""
+    """Versions of a process or a cluster; ``ray`` is empty if Ray is not installed."""
 
     ray: str
     python: str
@@ -43,7 +43,7 @@ def own_versions() -> RayVersions:
 
 
 def version_refusal(message: str, own: RayVersions, address: str) -> RayVersionError | None:
-    """Returns the error for Ray's refusal to join the cluster; None if it has another reason."""
+    """Returns the error for Ray's ``message`` on a failed join; None if the message has another reason."""
     found = _STARTED_WITH.search(message)
     if found is None:
         return None
