@@ -441,15 +441,15 @@ class _TrainingRollout:
 
     async def _take(self, missing: int, *, have: int) -> list[Group]:
         """Returns the next groups that pass slime's buffer filter, at least one until the input is used up."""
-        beyond = 0
+        surplus = 0
         while True:
-            while (short := missing + beyond - self._store.held()) > 0 and not self._exhausted:
+            while (short := missing + surplus - self._store.held()) > 0 and not self._exhausted:
                 await self._fetch(short, have=have)
             taken = self._store.take(missing)
             if taken or self._exhausted:
                 return taken
             # The filter rejected all groups: give it more to choose from.
-            beyond = max(0, self._store.held() - missing + 1)
+            surplus = max(0, self._store.held() - missing + 1)
 
     async def _acknowledged(self, batch: list[Group]) -> list[Group]:
         """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer."""
@@ -474,7 +474,7 @@ class _TrainingRollout:
 
     async def _fetch(self, max_groups: int, *, have: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
-            self._feed.release()  # on-policy: leased groups count against max_groups_ahead
+            self._feed.release()  # only on-policy: the job plays no further groups while max_groups_ahead are leased
         try:
             delivery = await self._feed.next_delivery(max_groups)
         except InputExhaustedError as error:
@@ -487,12 +487,12 @@ class _TrainingRollout:
         if new is not None:
             await self._keep(new)
         if self._settings.on_policy:
-            self._feed.taken(delivery)  # leased groups count against max_groups_ahead
+            self._feed.taken(delivery)  # not acknowledged yet: while it is leased, the job plays no further groups
         else:
             self._feed.received(delivery)
 
     def _note_newest_delivery(self, delivery: RolloutData) -> None:
-        """Notes on groups that were received before the delivery with which they are acknowledged now."""
+        """Writes the newest delivery's id into groups that were received before: it acknowledges them now."""
         again = {item.uid for item in delivery.items if item.group_index in self._progress.seen_groups}
         for sample in (row for rows in trajectories_of(self._received) for row in rows):
             if sample.prompt in again:

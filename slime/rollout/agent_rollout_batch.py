@@ -36,8 +36,8 @@ NO_LOG_PROBS = "it has no log-probs of the engine, and most of its batch have"
 class BatchRule:
     """A batch has ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
 
-    With ``whole_groups`` only groups of which all members were played count, and short ones only fill a batch that
-    lacks them. Otherwise a group counts from ``least`` played members on: a single one has no baseline and so no
+    With ``whole_groups`` only groups of which all members were played count; short groups fill a batch that lacks whole
+    ones. Otherwise a group counts from ``least`` played members on, because a single member has no baseline and so no
     advantage. ``weightless_dummies``: slime's loss is the mean over played trajectories, with or without dummies in the
     batch.
     """
@@ -103,9 +103,9 @@ class BatchRule:
         hashes = [sorted(map(_selection_hash, group)) for group in groups]
         while surplus:
             largest = max(range(len(sizes)), key=lambda number: (sizes[number], hashes[number]))
-            out = sizes[largest] if sizes[largest] == self.least <= surplus else 1
-            sizes[largest] -= out
-            surplus -= out
+            removed = sizes[largest] if sizes[largest] == self.least <= surplus else 1
+            sizes[largest] -= removed
+            surplus -= removed
         kept = [set(of_group[:size]) for of_group, size in zip(hashes, sizes, strict=True)]
         cut = [[one for one in group if _selection_hash(one) in keep] for group, keep in zip(groups, kept, strict=True)]
         return [group for group in cut if group]
@@ -155,8 +155,8 @@ def _dummies_have_no_weight(args: Any) -> bool:
     """Returns True if dummies change no term of slime's loss.
 
     The hook on the training ranks removes their weight from every term. ``post_process_rewards`` removes it from the
-    policy's term, if rewards are normalised: enough where there is no KL and no entropy term. In a mean over tokens a
-    dummy is one token.
+    policy's term only, if rewards are normalised; that suffices without KL and entropy terms. In a loss per token a
+    dummy counts as one token, which is as good as none.
     """
     if getattr(args, "advantage_estimator", "grpo") in ESTIMATORS_WITHOUT_DUMMIES:
         return False
@@ -176,22 +176,22 @@ def played(group: Group) -> int:
 def replace_trajectories_without_log_probs(groups: Sequence[Group]) -> int:
     """Replaces trajectories without log-probs by dummies if most of the batch have some; returns their number.
 
-    slime uses log-probs of every sample or of none, so that one trajectory without would remove those of all others.
+    slime uses the log-probs of all samples or of none: one trajectory without log-probs would remove all others'.
     """
     trained = [rows for rows in trajectories_of(groups) if not rows[0].remove_sample]
-    odd = [rows for rows in trained if any(row.rollout_log_probs is None for row in rows)]
-    if not odd or 2 * len(odd) >= len(trained):
+    lacking = [rows for rows in trained if any(row.rollout_log_probs is None for row in rows)]
+    if not lacking or 2 * len(lacking) >= len(trained):
         return 0
-    uids = {rows[0].prompt for rows in odd}
+    uids = {rows[0].prompt for rows in lacking}
     for group in groups:
         group[:] = [as_dummy(member, NO_LOG_PROBS) if rows_of(member)[0].prompt in uids else member for member in group]
         _give_mean(group)
     logger.warning(
         "%d of %d trajectories have no log-probs of the engine: they are not trained, so that the others use theirs",
-        len(odd),
+        len(lacking),
         len(trained),
     )
-    return len(odd)
+    return len(lacking)
 
 
 def _give_mean(group: Group) -> None:

@@ -1,7 +1,7 @@
 """The fields of slime's Sample that differ between its versions.
 
 slime calls a trajectory an execution. The field that its rows share is ``rollout_id``, or ``group_id`` in slime between
-30 May and 4 June 2026 (v0.3.0). Before 25 May 2026 there was none, and slime weighed every row as an execution.
+30 May and 4 June 2026 (v0.3.0). Before 25 May 2026 slime had no such field, and weighed every row as an execution.
 Token records are routed experts to replay, and top-p token ids.
 """
 
@@ -82,8 +82,8 @@ def without_records(sample: Sample, **changes: Any) -> Sample:
 def fill_records(samples: Iterable[Sample], args: Any) -> None:
     """Pads the records of every row, in place, to the length and shape that slime expects.
 
-    Tokens that the engine did not read (of dummies, and a token that makes a row even) get the experts of the token
-    before, or the first experts; no trained token follows them. Tokens that are not trained have no top-p ids.
+    Some tokens were never read by the engine: those of dummies, and a token that makes a row even. They get the experts
+    of the token before, or the first experts; no trained token follows them. Untrained tokens have no top-p ids.
     """
     if not (wanted := wanted_records(args)):
         return

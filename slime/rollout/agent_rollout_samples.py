@@ -206,10 +206,10 @@ def _agree_on_round_number(samples: Sequence[Sample]) -> None:
             sample.metadata.pop("round_number", None)
         return
     whole = all(isinstance(value, int) for _, value in known)
-    middle = mean([float(value) for _, value in known])
+    average = mean([float(value) for _, value in known])
     by_sample = {id(sample): value for sample, value in known}
     for sample in samples:
-        value = by_sample.get(id(sample), middle)
+        value = by_sample.get(id(sample), average)
         sample.metadata["round_number"] = round(value) if whole else float(value)
 
 
@@ -236,11 +236,11 @@ def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
     if lacking and trains_without_log_probs(args):
-        is_forgotten = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
-        if not is_forgotten:
+        drops_nan = getattr(args, "rollout_data_postprocess_path", None) == POSTPROCESS_PATH
+        if not drops_nan:
             _warn_of_unknown_log_probs()
         for sample in lacking:
-            sample.rollout_log_probs = [math.nan if is_forgotten else 0.0] * sample.response_length
+            sample.rollout_log_probs = [math.nan if drops_nan else 0.0] * sample.response_length
     elif lacking or not trained:
         if len(lacking) < len(trained):
             logger.warning("some trajectories of this batch have no log-probs: they are removed from all others")

@@ -81,8 +81,10 @@ AtLeastOne = Annotated[int, Field(ge=1), MustBe("a whole number of at least 1")]
 
 
 class BufferAttributes(WireRecord):
-    """The attributes of slime's arguments that are read here alone; one that is absent, null or an empty text has its
-    default."""
+    """The attributes of slime's arguments that only this file reads.
+
+    An attribute that is absent, null or an empty text has its default.
+    """
 
     rollout_buffer_url: str | None = None
     rollout_buffer_token: Annotated[str, BeforeValidator(_text_unshown)] | None = None
@@ -122,7 +124,7 @@ def buffer_attributes(args: Any) -> BufferAttributes:
     """Reads the attributes from slime's arguments.
 
     Raises:
-        ConfigError: one is invalid; each is named.
+        ConfigError: attributes are invalid; the message names each.
     """
     found = {name: getattr(args, name, None) for name in BufferAttributes.model_fields}
     given = {name: value for name, value in found.items() if value not in (None, "")}
@@ -137,7 +139,9 @@ KNOWN_ATTRIBUTES = tuple(sorted(name for name in BufferAttributes.model_fields i
 
 def refuse_unknown_attributes(args: Any) -> None:
     """Raises a ConfigError for a ``rollout_buffer_…`` attribute that nobody reads: slime accepts any key."""
-    known = [name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES]  # with it any two are near
+    known = [
+        name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES
+    ]  # the common prefix would make any two names similar
     for name in sorted(vars(args)):
         if name.startswith(PREFIX) and name not in KNOWN_ATTRIBUTES:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
@@ -498,9 +502,9 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
 def _limits_of_playing_ahead(args: Any) -> dict[str, int]:
     """Returns the payload's limit of the groups that a job plays ahead of the trainer.
 
-    On-policy: only the groups of one rollout. Otherwise new groups begin while fewer than one rollout's groups are
-    ready: with the running ones, a trainer that is slower than the devices has about two rollouts ahead, and a quicker
-    one has none waiting.
+    On-policy, a job plays only the groups of one rollout. Otherwise new groups begin while fewer groups are ready than
+    one rollout needs. Together with the groups in play, about two rollouts are ahead of a trainer that is slower than
+    the devices; for a faster trainer no group waits.
     """
     groups = int(args.rollout_batch_size)
     if _on_policy(args):

@@ -66,7 +66,7 @@ class RebuiltTurn:
 class RebuiltTokens:
     """The rebuilt conversation, with the tokenizer's data for the comparison.
 
-    ``added_ids`` are the ids of all added tokens, ``special_ids`` of those that can end a turn.
+    ``added_ids`` are the ids of all added tokens, ``special_ids`` the ids of the tokens that can end a turn.
     """
 
     token_ids: Sequence[int]
@@ -102,7 +102,7 @@ def compare_with_rebuilt(
         first = opening, _common(tokens, rebuilt.token_ids)
     turn_index, token_index = first or (None, None)
     return DriftReport(
-        # A difference in no turn is one of the context.
+        # Rows that differ although no turn differs have another context.
         kinds=[kind.value for kind in DriftKind if kind in (kinds or {DriftKind.CONTEXT})],
         first_differing_turn=turn_index,
         first_differing_token=token_index,

@@ -108,8 +108,8 @@ class RebuiltConversation:
 class RebuiltRows:
     """Training rows made from messages.
 
-    ``by_turn`` is false for a single row with a mask of the whole conversation: the type is a custom one, or the rows
-    of all turns would have been too long. Then there are no ``generations``.
+    ``by_turn`` is false for a single row with one mask of the whole conversation. It is made for a custom type, or if
+    the rows of all turns would have been too long; there are no ``generations`` then.
     """
 
     rows: list[TrainingRow]
@@ -266,8 +266,8 @@ class MultiTurnLossMaskGenerator:
     ) -> DriftReport:
         """Compares the sampled tokens with the tokens rebuilt from the messages (re-tokenisation drift).
 
-        The template's text after the last turn is no drift; a difference in the mask alone is drift, and so is more
-        than one packed row.
+        The template's text after the last turn is no drift. A difference in the mask alone is drift. So is a trajectory
+        that packs into more than one row.
         """
         masked = self._masked_by_type(messages, tools)
         merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
@@ -282,7 +282,7 @@ class MultiTurnLossMaskGenerator:
         return get_response_lengths(loss_masks)
 
     def get_text_from_loss_mask(self, token_ids: Sequence[int], loss_masks: Sequence[int]) -> list[str]:
-        """Decodes each contiguous run of trained tokens."""
+        """Decodes each stretch of consecutive trained tokens."""
         return [self.tokenizer.decode(list(token_ids[start:end])) for start, end in _trained_stretches(loss_masks)]
 
     def gen_multi_turn_loss_mask_qwen(
@@ -379,7 +379,7 @@ class MultiTurnLossMaskGenerator:
         return plain and own is not None and own is built_in
 
     def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
-        """Returns the mask of this type; for a custom type, with its trained runs as turns."""
+        """Returns the mask of this type; for a custom type, its stretches of trained tokens count as turns."""
         if self.is_built_in:
             return self.mask_conversation(messages, tools)
 
@@ -408,9 +408,9 @@ class MultiTurnLossMaskGenerator:
     def _with_last_reasoning_kept(
         self, masked: MaskedConversation, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> IdsAndMask:
-        """Returns ids and mask; those of a distilled DeepSeek with the last message's reasoning, as it was sampled.
+        """Returns ids and mask; for a distilled DeepSeek they include the reasoning of the last message.
 
-        Its template drops reasoning even while the model continues a conversation. slime's class trains it, too.
+        Its template drops that reasoning, although the model has sampled it. slime's class trains it, too.
         """
         dropped = Undecided(UndecidedReason.DROPPED_REASONING, len(messages) - 1) in masked.undecided
         if not dropped or DEEPSEEK_MARKER not in self._added_tokens:
@@ -505,7 +505,7 @@ class _Place(NamedTuple):
 def _places_of_turns(
     turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
 ) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
-    """Yields the chunks in which each turn begins and ends: the same one, unless the turn's text contains a marker."""
+    """Yields each turn with the chunks in which it begins and ends: one chunk, unless its text contains a marker."""
     ends = list(accumulate([len(chunk.text) for chunk in chunks]))
     tokens = list(accumulate([len(chunk.ids) for chunk in chunks]))
 

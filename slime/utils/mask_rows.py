@@ -20,9 +20,10 @@ from enum import StrEnum
 from itertools import pairwise
 
 ROUTED_EXPERTS = "routed_experts"
-"""For each token but the first, the experts of the forward pass that sampled it, or read the token before it."""
+"""For each token but the first, the experts of the forward pass that read the token before it (and sampled it, if it
+was sampled)."""
 TOP_P_TOKENS = "top_p_tokens"
-"""For each sampled token the ids within top_p, from which it was sampled."""
+"""For each sampled token, the ids within top_p from which it was sampled."""
 
 RECORDS_MAGIC = b"TOKREC1\0"
 _HEADER = struct.Struct("<8sIIHH")
@@ -35,7 +36,7 @@ class TokenRecords:
     """Records of the tokens with indices ``start``, ``start + 1`` … of the sequence that the engine ran.
 
     ``values`` are little-endian unsigned numbers of ``itemsize`` bytes. Each record has ``width`` of them; if ``width``
-    is 0, ``ends`` has the end of each record, in numbers.
+    is 0, ``ends`` has the index in ``values``, counted in numbers, at which each record ends.
     """
 
     start: int
@@ -139,7 +140,7 @@ def joined_records(parts: Sequence[TokenRecords]) -> TokenRecords:
     for before, after in pairwise(parts):
         if after.start != before.end or after.width != before.width:
             raise ValueError(
-                f"token records of {after.width} numbers from place {after.start} on do not follow those of "
+                f"token records of {after.width} numbers from token {after.start} on do not follow those of "
                 f"{before.width} that end at {before.end}"
             )
     itemsize = max(one.itemsize for one in parts)
@@ -281,8 +282,8 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
     template, a re-tokenised history, other images at the same placeholders) starts a new row. Tokens are never
     realigned. Rows without trained tokens are dropped; tokens of generations that are not trained are context.
 
-    ``log_probs`` is None if no generation has any, and for a row in which a trained output has none. Time is linear in
-    the total length of prompts and outputs.
+    ``log_probs`` is None in a row with a trained output that has none, and in all rows if no generation has any. Time
+    is linear in the total length of prompts and outputs.
 
     Raises:
         ValueError: a trained token's recorded log-prob is not finite.
@@ -293,9 +294,9 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
 def pack_training_rows_within(
     generations: Sequence[Generation], max_tokens: int
 ) -> tuple[list[TrainingRow], list[int]]:
-    """Packs the generations that fit a row of ``max_tokens``; also returns the indices of those that do not.
+    """Packs the generations of at most ``max_tokens``, prompt and output together.
 
-    A generation whose prompt and output together are too long is dropped.
+    Also returns the indices of the longer generations, which are dropped.
     """
     long = [at for at, one in enumerate(generations) if len(one.prompt_ids) + len(one.output_ids) > max_tokens]
     dropped = set(long)
@@ -303,13 +304,13 @@ def pack_training_rows_within(
 
 
 def _pack(numbered: Sequence[tuple[int, Generation]]) -> list[TrainingRow]:
-    carried = any(generation.output_log_probs is not None for _, generation in numbered)
+    has_log_probs = any(generation.output_log_probs is not None for _, generation in numbered)
     rows: list[_OpenRow] = []
     for index, generation in numbered:
         if not rows or not rows[-1].continued_by(generation):
             rows.append(_OpenRow())
         rows[-1].append(index, generation)
-    return [row.close(carried) for row in rows if 1 in row.loss_mask]
+    return [row.close(has_log_probs) for row in rows if 1 in row.loss_mask]
 
 
 class _OpenRow:
@@ -344,11 +345,11 @@ class _OpenRow:
         self.generation_indices.append(index)
         self.images = generation.images
 
-    def close(self, carried: bool) -> TrainingRow:
+    def close(self, has_log_probs: bool) -> TrainingRow:
         return TrainingRow(
             token_ids=self.token_ids,
             loss_mask=self.loss_mask,
-            log_probs=self.log_probs if carried and self.log_probs_complete else None,
+            log_probs=self.log_probs if has_log_probs and self.log_probs_complete else None,
             response_length=response_length_of(self.loss_mask),
             generation_indices=tuple(self.generation_indices),
             images=self.images,
@@ -421,21 +422,21 @@ def align_with_expanded(
 ) -> list[int]:
     """Aligns a mask with ids in which a processor repeated the image placeholders; placeholders are 0.
 
-    The repetitions are read from the ids: a run of a placeholder may be longer in ``expanded``.
+    The repetitions are read from the ids: consecutive equal placeholders may be more in ``expanded``.
 
     Raises:
-        ValueError: the ids differ in other ways than the lengths of these runs.
+        ValueError: the ids differ otherwise than in the number of consecutive placeholders.
     """
     mask: list[int] = []
     at = 0
     while at < len(token_ids):
         here = len(mask)
         if token_ids[at] in placeholders:
-            run, expanded_run = _run_length(token_ids, at), _run_length(expanded, here)
-            if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_run < run:
+            length, expanded_length = _equal_from(token_ids, at), _equal_from(expanded, here)
+            if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_length < length:
                 raise ValueError(f"input_ids have no image at {here}, where the rendered conversation has one")
-            mask += [0] * expanded_run
-            at += run
+            mask += [0] * expanded_length
+            at += length
         else:
             end = next((to for to in range(at, len(token_ids)) if token_ids[to] in placeholders), len(token_ids))
             if list(expanded[here : here + end - at]) != list(token_ids[at:end]):
@@ -448,7 +449,8 @@ def align_with_expanded(
     return mask
 
 
-def _run_length(ids: Sequence[int], start: int) -> int:
+def _equal_from(ids: Sequence[int], start: int) -> int:
+    """Counts the consecutive ids from ``start`` on that equal the first of them."""
     end = start
     while end < len(ids) and ids[end] == ids[start]:
         end += 1

@@ -72,7 +72,7 @@ class RenderedTurn:
     """Characters ``start`` to ``end`` of the rendered text are sampled as message ``message_index``.
 
     ``end`` is after the end-of-turn marker. ``holds_answer_only``: the generation prompt closed the thinking block, so
-    that an empty one in the text is attributed to the prompt.
+    that an empty thinking block in the text is attributed to the prompt.
     """
 
     message_index: int
@@ -83,7 +83,7 @@ class RenderedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation with its turns; ``problem`` is the reason if they cannot be located."""
+    """A rendered conversation with its turns; ``problem`` is the reason if the turns cannot be located."""
 
     text: str
     turns: tuple[RenderedTurn, ...] = ()
@@ -115,7 +115,11 @@ class Dialect(Protocol):
         ...
 
     def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Locates the sampled text of each assistant message; raises UndecidedError if it cannot."""
+        """Locates the sampled text of each assistant message.
+
+        Raises:
+            UndecidedError: a turn cannot be located.
+        """
         ...
 
 
@@ -391,9 +395,9 @@ class MarkerDialect:
 class DeepSeekDialect:
     """Templates of DeepSeek-V3 and -R1 and its distillations: no header after tool results, calls without an end.
 
-    System messages are hoisted to the front. An assistant message opens with ``<｜Assistant｜>``, or after tool results
-    with ``<｜tool▁outputs▁end｜>``, or (tool calls after earlier ones) with nothing. It reaches to its last end-of-turn
-    marker, or where the template writes none, to the next message.
+    System messages are moved to the front. An assistant message opens with ``<｜Assistant｜>``, or after tool results
+    with ``<｜tool▁outputs▁end｜>``; tool calls after earlier tool calls have no opening. The message ends at its last
+    end-of-turn marker or, if the template writes no marker, before the next message.
     """
 
     assistant: str

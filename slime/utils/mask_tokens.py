@@ -95,7 +95,7 @@ class ChunkTokenizer:
         return self._cache_bytes
 
     def chunks(self, texts: Sequence[str]) -> list[list[Chunk]]:
-        """Tokenises several texts, all chunks that are not cached in one batch on all cores."""
+        """Tokenises several texts: all chunks that are not in the cache, in one batch on all cores."""
         pieces_per_text = [self._split(text) for text in texts]
         known: dict[str, Chunk] = {}
         with self._lock:
@@ -109,8 +109,8 @@ class ChunkTokenizer:
         return [[known[piece] for piece in pieces] for pieces in pieces_per_text]
 
     def boundary(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        """Returns ``(before, after)``: tokens up to ``before`` end at or before this character, those from ``after`` on
-        start at or after it. If they differ, the tokens between them cross the character.
+        """Returns ``(before, after)``. Tokens up to index ``before`` end at or before this character, and the tokens
+        from ``after`` on start at or after it. If the two indices differ, the tokens between them cross the character.
         """
         if position <= 0:
             return 0, 0
@@ -131,7 +131,7 @@ class ChunkTokenizer:
         return [piece for piece in pieces if piece]
 
     def _tokenise(self, missing: Sequence[str]) -> dict[str, Chunk]:
-        """Creates and caches the missing chunks; of a turn whose body is cached, only the rest is tokenised."""
+        """Creates and caches the missing chunks. Of a turn whose body is cached, only the header is tokenised."""
         cut = [self._cut(piece) for piece in missing]
         parts = [part for one in cut for part in one]
         with self._lock:

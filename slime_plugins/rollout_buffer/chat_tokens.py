@@ -38,9 +38,10 @@ def image_placeholder_of(tokenizer: Any) -> int | None:
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """Returns the ids of a text, without special tokens added; of a fast tokenizer without what wraps its library.
+    """Returns the ids of a text, without special tokens added.
 
-    What another user of the tokenizer set in the library (a call with ``truncation=True``) is undone by what wraps it.
+    The Rust backend of a fast tokenizer is called directly, unless truncation, padding or encoding of special tokens is
+    set in it, as by another user's call with ``truncation=True``. ``tokenizer.encode`` resets these settings.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None and not (backend.truncation or backend.padding or backend.encode_special_tokens):
@@ -49,7 +50,7 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
-    """Returns the text of ids, special tokens included, as ``encoded``."""
+    """Returns the text of ids, special tokens included; the Rust backend of a fast tokenizer is called directly."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         return str(backend.decode(list(ids), skip_special_tokens=False))
@@ -78,13 +79,13 @@ class ChatTokens:
         known_tokens = tokenizer.get_added_vocab()
         self.vision_ids = frozenset(known_tokens[token] for token in _VISION_TOKENS if token in known_tokens)
         self._placeholder = image_placeholder_of(tokenizer)
-        # Text models have the token, too, but no images: there, a text that holds it stands for itself.
+        # Text models may have the token, too: their templates write no images, and the token in a text is plain text.
         self._writes_images = self._placeholder is not None and any(
             token in str(tokenizer.chat_template) for token in _IMAGE_PLACEHOLDERS
         )
-        # The first call takes back a truncation that the tokenizer's file may ask for.
-        whole = list(tokenizer.encode(_SENTINEL, add_special_tokens=False))
-        self._encodes_as_library = whole == encoded(tokenizer, _SENTINEL)
+        # ``tokenizer.encode`` comes first: it resets a truncation that the tokenizer's file sets in the backend.
+        by_tokenizer = list(tokenizer.encode(_SENTINEL, add_special_tokens=False))
+        self._backend_agrees = by_tokenizer == encoded(tokenizer, _SENTINEL)
         self.end_of_turn_id = self._find_end_of_turn()
 
     @property
@@ -104,8 +105,8 @@ class ChatTokens:
         ``tools`` are function descriptions in OpenAI's format, which are passed to the template.
 
         Raises:
-            ConfigError: the template raised, or the prompt has not one placeholder per image: the template writes no
-                images, or a text holds the placeholder.
+            ConfigError: the template raised, or the numbers of placeholders and images differ, because the template
+                writes no images or a text holds the placeholder.
         """
         ids = self._encode(self._render(messages, tools))
         self._check_images(ids, messages)
@@ -141,7 +142,7 @@ class ChatTokens:
         return bool(output_ids) and output_ids[-1] == self.end_of_turn_id
 
     def length_before_vision(self, output_ids: Sequence[int]) -> int:
-        """Returns the number of sampled ids before the first one of an image, which no reply may have."""
+        """Returns the number of sampled ids before the first vision token; no reply may contain one."""
         return next((at for at, token in enumerate(output_ids) if token in self.vision_ids), len(output_ids))
 
     def text(self, output_ids: Sequence[int]) -> str:
@@ -149,7 +150,7 @@ class ChatTokens:
         return self.decoded(output_ids[:-1] if self.is_closed(output_ids) else output_ids)
 
     def decoded(self, ids: Sequence[int]) -> str:
-        """Returns ids as text, special tokens included; a part of a character is U+FFFD."""
+        """Returns ids as text, special tokens included; an incomplete character becomes U+FFFD."""
         return decoded(self.tokenizer, ids)
 
     def count(self, text: str) -> int:
@@ -186,7 +187,10 @@ class ChatTokens:
 
     @cached_property
     def _writes_late_system_messages(self) -> bool:
-        """True if the template writes a system message after others where it stands, and does not refuse or move it."""
+        """True if the template writes a system message that follows other messages in its place.
+
+        Other templates refuse such a message, leave it out, or move it to the front.
+        """
         texts = ("early words", "the task", _SENTINEL, "late words", "the next task")
         roles = ("system", "user", "assistant", "system", "user")
         try:
@@ -210,7 +214,7 @@ class ChatTokens:
         return str(rendered)
 
     def _encode(self, text: str) -> list[int]:
-        if self._encodes_as_library:
+        if self._backend_agrees:
             return encoded(self.tokenizer, text)
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 UNKNOWN_PADDING: Final = 8192
-"""Models pad their vocabulary, and engines may sample padding ids: the padding that is assumed if it is unknown."""
+"""The padding of a vocabulary that is assumed if it is unknown. Engines may sample the ids of the padding."""
 HUB_TIMEOUT_S: Final = 5.0
 """Timeout of the check whether the model hub has a file. Libraries retry for most of a minute, for each file."""
 _OFFLINE: Final = "the hub is offline here (HF_HUB_OFFLINE), and the cache does not have it"
@@ -34,11 +34,11 @@ def load_tokenizer(
     ``trusted`` allows remote code. ``download`` allows downloads; None leaves that to ``HF_HUB_OFFLINE``.
 
     Raises:
-        ConfigError: there is no such folder, and the name cannot be loaded, which is detected within ``HUB_TIMEOUT_S``
-            if the hub is unreachable. Errors of transformers on a folder are not translated.
+        ConfigError: there is no such folder, and the name cannot be loaded. An unreachable hub is detected within
+            ``HUB_TIMEOUT_S``. Errors of transformers for a folder are raised as they are.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that torch is missing: it is not needed
     from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
@@ -62,7 +62,7 @@ def load_tokenizer(
 
 
 def hub_trouble(name: str) -> str:
-    """Returns why a name of the model hub cannot be loaded; empty if it can, or is cached."""
+    """Returns why a name cannot be loaded from the model hub; empty if it can be loaded, or is in the cache."""
     if _is_cached(name):
         return ""
     return _OFFLINE if _is_offline() else _trouble_of_asking(name, None)
@@ -111,8 +111,8 @@ def _is_offline() -> bool:
 def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> int | None:
     """Returns the vocabulary size of the model in a folder, including padding; None if it cannot be read.
 
-    Read from ``config.json``, also of vision models. For a folder with a tokenizer alone, or a ``tokenizer`` without a
-    folder, it is the highest id plus ``UNKNOWN_PADDING``.
+    The size is read from ``config.json``, also of vision models. For a folder with a tokenizer alone, or a
+    ``tokenizer`` without a folder, it is the number of ids plus ``UNKNOWN_PADDING``.
     """
     if path is None or not Path(path).is_dir():
         return None if tokenizer is None else len(tokenizer) + UNKNOWN_PADDING
@@ -131,7 +131,7 @@ def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ..
 
 
 def _size_in_config(config: Any) -> int | None:
-    """The vocabulary size of a model's configuration or of its text part."""
+    """Returns the larger vocabulary size of a model's configuration and of its text part."""
     if not isinstance(config, Mapping):
         return None
     parts = [config, *(config.get(name) for name in ("text_config", "llm_config", "language_config"))]

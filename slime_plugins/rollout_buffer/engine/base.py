@@ -25,7 +25,7 @@ class GenerateRequest:
     log-probs of other tokens are computed as without the ban.
 
     ``on_tokens`` gets the next ids of the reply as they are sampled, from an engine that can stream; others never call
-    it. A call that fails after some were given is continued after those, or fails the turn.
+    it. If a call to the engine fails after it gave ids, the turn is continued after these ids, or it fails.
     """
 
     input_ids: Sequence[int]

@@ -3,8 +3,8 @@
 One generation may need several calls. The trainer pauses its engines to update weights: running requests return as
 aborted with partial output, new ones wait without an answer until the engine continues. The connection of a streamed
 reply may break. The client appends the partial output to the prompt and continues, so that no sampled token is lost and
-each token has the weight version that sampled it. Where the engine's state of the reply would be lost, it is sampled
-again.
+each token has the weight version that sampled it. A part is sampled again if the engine's state at its end would be
+lost (a grammar, the beginning of a stop sequence).
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class HttpEngine:
         raise NotImplementedError
 
     def _stream(self, request: GenerateRequest) -> StreamedReply | None:
-        """Returns what puts the events of a streamed reply together; None for a request that is not streamed."""
+        """Returns the object that joins the events of a streamed reply; None for a request that is not streamed."""
         return None
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
@@ -238,14 +238,14 @@ class HttpEngine:
         """Returns False for an aborted part that must be sampled again.
 
         Raises:
-            EngineError: it must, but its tokens were streamed.
+            EngineError: the part must be sampled again, but its tokens were streamed already.
         """
         return True
 
     async def _with_receipt(
         self, request: GenerateRequest, parts: Sequence[SampledPart], reply: GenerateReply
     ) -> GenerateReply:
-        """Adds the prompt check to a finished reply, if the engine reports the prompt that it ran."""
+        """Returns a finished reply, with the result of the prompt check if the subclass checks prompts."""
         return reply
 
     def _probe_request(self) -> GenerateRequest:
@@ -289,7 +289,8 @@ class HttpEngine:
         """Returns the part of a turn from one call.
 
         Raises:
-            RefusalError: no working engine answered, or it broke off a stream after the error's ``part``.
+            RefusalError: no working engine answered, or the engine broke off a stream: its tokens are the error's
+                ``part``.
             EngineError: the engine refused the call, sent an invalid reply, or broke off a stream that cannot be
                 continued.
         """
@@ -400,7 +401,7 @@ class HttpEngine:
 
         Raises:
             EngineError: the engine answers other requests.
-            EngineAwayError: it answers none, and the pauses have reached ``retry_timeout_s``.
+            EngineAwayError: the engine answers no request, and the pauses have reached ``retry_timeout_s``.
         """
         spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
         message = f"the engine at {self._base_url} {refusal} {spent}"
@@ -432,7 +433,7 @@ class RefusalError(Exception):
         super().__init__(redacted(what))
         self.server_error = server_error
         self.part: SampledPart | None = None
-        """What was sampled before it failed."""
+        """The tokens that a broken stream had delivered; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -501,7 +502,7 @@ class _Sampled:
         """Appends a part; adjacent spans of one version are merged.
 
         Raises:
-            EngineError: the engine reported the weight version of this part only, or of those before it only.
+            EngineError: only this part, or only the parts before it have weight versions.
         """
         offset = len(self.ids)
         if part.ids and offset and bool(part.spans) != bool(self.spans):
@@ -544,7 +545,7 @@ class _Sampled:
         return records
 
     def _prompt_tokens(self) -> int | None:
-        """Returns the count of the first part; of a later one only if nothing had been sampled before it."""
+        """Returns the prompt's token count by the first part, or by a later part before which nothing was sampled."""
         for part in self.parts:
             if part.prompt_tokens is not None or part.ids:
                 return part.prompt_tokens
@@ -581,7 +582,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
 
 
 def _partial_output(body: bytes) -> SampledPart | None:
-    """Returns the partial output of an abort that came as HTTP 503; None if it has none, the usual case."""
+    """Returns the partial output of an abort that came as HTTP 503; None for any other HTTP 503, the usual case."""
     try:
         return replace(parse_generate_reply(body), finish_reason="abort")
     except (EngineError, ForeignReplyError):

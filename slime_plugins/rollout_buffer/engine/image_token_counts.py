@@ -86,16 +86,16 @@ def family_with(pixels_per_token: int) -> ImageFamily | None:
 
 
 def size_rule_of(folder: str | Path | None) -> SizeRule | None:
-    """Returns the size rule in a model folder's image processor settings; None if there is none of this kind."""
+    """Returns the size rule in a model folder's image processor settings; None if they have no rule of this kind."""
     if folder is None:
         return None
     try:
-        said = _processor_settings(Path(folder))
-        edges = said.get("size") or {}
+        settings = _processor_settings(Path(folder))
+        areas = settings.get("size") or {}  # areas in pixels, although the keys say edge
         return SizeRule(
-            factor=int(said["patch_size"]) * int(said["merge_size"]),
-            smallest_area=int(said.get("min_pixels") or edges["shortest_edge"]),
-            largest_area=int(said.get("max_pixels") or edges["longest_edge"]),
+            factor=int(settings["patch_size"]) * int(settings["merge_size"]),
+            smallest_area=int(settings.get("min_pixels") or areas["shortest_edge"]),
+            largest_area=int(settings.get("max_pixels") or areas["longest_edge"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,9 +1,9 @@
 """Prompts that are sent to an engine before its first turn, to find out whether it changes prompts.
 
 Pure: builds the prompts and evaluates the replies. There is one text prompt and, for a vision model, one prompt for
-each of a few image sizes. Each holds a word split into ids that the tokenizer would not choose, as sampled text does, a
-system prompt and special tokens. An engine that does not report the ids it ran (SGLang before 0.5.13) is asked for the
-log-probs of its input, which include ids; for an image these are not its placeholder.
+each of a few image sizes. Each begins with a system prompt and a word in ids that the tokenizer would not choose, as
+sampled text may be. An engine that does not report the ids it ran (SGLang before 0.5.13) is asked for the log-probs of
+its input, which name the ids; for an image they name other ids than its placeholder.
 """
 
 from __future__ import annotations

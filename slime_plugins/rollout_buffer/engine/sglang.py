@@ -110,7 +110,7 @@ class SglangEngine(HttpEngine):
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
         self._workers: dict[str, tuple[float, tuple[str, ...]]] = {}
-        """By address, when its workers were asked for, and they."""
+        """By address: when its workers were requested, and the addresses of these workers."""
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """As ``Engine.generate``. Sends no turn to an engine that failed the check of its tokenizer or, if required, of
@@ -134,7 +134,10 @@ class SglangEngine(HttpEngine):
     async def _asked_once(
         self, tasks: dict[str, asyncio.Task[Found | None]], ask: Callable[[str], Coroutine[Any, Any, Found | None]]
     ) -> Found | None:
-        """Returns the result of ``ask`` for the engine's address; concurrent turns share the task, and a result."""
+        """Returns the result of ``ask`` for the engine's address.
+
+        Concurrent turns share one call. A result is kept for later turns; after None they ask again.
+        """
         url = self._base_url
         task = tasks.get(url)
         if task is None:
@@ -278,11 +281,17 @@ class SglangEngine(HttpEngine):
         )
 
     def _needs_ran_ids(self, request: GenerateRequest) -> bool:
-        """Each event of a stream repeats the ids that were run: those of an engine that changes none are left out."""
+        """Returns False for an engine that is known to run text prompts unchanged.
+
+        Each event of a stream would repeat the ids that the engine ran, so they are left out where nothing can differ.
+        """
         return bool(request.images) or not self._probe_found(PromptIntegrity.EXACT, request)
 
     def _is_streamed(self, request: GenerateRequest) -> bool:
-        """Per-token records come with the last token only, and are too large to be repeated with each."""
+        """Returns True if the reply is to be streamed, which requests with banned ids or per-token records cannot be.
+
+        Records come with the last token only, and are too large to be repeated with each event.
+        """
         return not (request.on_tokens is None or request.banned_ids or asked_records(request.sampling_params))
 
     def _stream(self, request: GenerateRequest) -> StreamedReply | None:
@@ -290,11 +299,11 @@ class SglangEngine(HttpEngine):
         if on_tokens is None or not self._is_streamed(request):
             return None
 
-        def tell(ids: Sequence[int]) -> None:
+        def deliver(ids: Sequence[int]) -> None:
             self._check_ids(ids)
             on_tokens(ids)
 
-        return StreamedReply(tell, request.sampling_params, self._prompts.end_id)
+        return StreamedReply(deliver, request.sampling_params, self._prompts.end_id)
 
     def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
         """Returns the first position whose experts are still to be reported.
@@ -357,7 +366,7 @@ class SglangEngine(HttpEngine):
         return replace(reply, prompt_receipt=receipt, ran_prompt_ids=checked.ran_ids)
 
     def _checked_prompt(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> CheckedPrompt | None:
-        """Returns the check of the prompt of the first part that sampled; None if no part did.
+        """Returns the prompt check of the first part with sampled tokens; None if no part has any.
 
         Later parts must have run the same ids and the output so far. A part without reported ids makes the result
         unknown.
@@ -377,9 +386,9 @@ class SglangEngine(HttpEngine):
             sampled += part.ids
         return checked
 
-    def _probe_found(self, kept: PromptIntegrity, request: GenerateRequest) -> bool:
+    def _probe_found(self, integrity: PromptIntegrity, request: GenerateRequest) -> bool:
         fidelity = self.fidelity
-        return fidelity is not None and fidelity.of(images=bool(request.images)) is kept
+        return fidelity is not None and fidelity.of(images=bool(request.images)) is integrity
 
     async def _is_proven(self, request: GenerateRequest, parts: Sequence[SampledPart]) -> bool:
         """Returns True if the tokenizer encodes the decoded text of each prompt to the same ids."""
@@ -415,7 +424,10 @@ class SglangEngine(HttpEngine):
             await response.read()
 
     async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
-        """Returns the engines behind ``base_url``: a router does not forward aborts, so each worker gets them."""
+        """Returns the addresses of the engines behind a router, or ``base_url`` alone.
+
+        A router forwards neither aborts nor questions about load and model, so each worker gets them itself.
+        """
         known_at, known = self._workers.get(base_url, (-math.inf, ()))
         if time.monotonic() - known_at < WORKERS_REMEMBERED_S:
             return known

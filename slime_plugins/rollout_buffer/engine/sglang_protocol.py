@@ -35,7 +35,7 @@ _TEXT_OF_IDS: Final = {"skip_special_tokens": False, "spaces_between_special_tok
 _OF_ONE_TOKEN: Final = frozenset(
     {"max_tokens", "min_new_tokens", "top_k", "min_p", "logit_bias", "sampling_seed", "stop_token_ids", "ignore_eos"}
 )
-"""Parameters that act alike on a token whether the tokens before it were sampled or are the prompt's."""
+"""Parameters whose effect on a token does not depend on whether the tokens before it were sampled or are prompt."""
 _OF_WHOLE_REPLIES: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
 _WITHOUT_EFFECT: Final = {"n": 1, "repetition_penalty": 1}
 
@@ -144,7 +144,7 @@ def parse_sees_images(body: bytes) -> bool:
 def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
     """Returns ``params`` under SGLang's names, without those that it does not take as sampling parameters.
 
-    ``max_new_tokens`` are left of those of ``params``.
+    ``max_new_tokens`` is what is left of the limit in ``params``; ``min_new_tokens`` is reduced by the same number.
     """
     extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
     if isinstance(least := extra.get("min_new_tokens"), int):
@@ -206,16 +206,17 @@ def _part_of(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> SampledPart:
 
 
 class StreamedReply:
-    """Puts the events of a streamed ``/generate`` together: the reply that the same request gets unstreamed.
+    """Joins the events of a streamed ``/generate`` to the reply that the same request would get without streaming.
 
-    ``on_tokens`` gets the sampled ids as they come. Lists of an event hold all tokens so far, or with SGLang's
-    ``--incremental-streaming-output`` those since the event before; with its older ``--stream-output``, the ids alone.
+    ``on_tokens`` gets the sampled ids as they come. Each list of an event covers all tokens so far. With SGLang's
+    ``--incremental-streaming-output`` each list covers the tokens since the event before; with its older
+    ``--stream-output`` only the list of ids does.
     """
 
     def __init__(
         self, on_tokens: Callable[[Sequence[int]], None], params: SamplingParams, end_id: int | None = None
     ) -> None:
-        """``end_id`` is the tokenizer's end of a reply."""
+        """``end_id`` is the id of the token with which the model ends a reply."""
         self._on_tokens = on_tokens
         self._params = params
         self._end_id = end_id
@@ -249,7 +250,7 @@ class StreamedReply:
     def status(self) -> int:
         """The HTTP status that the reply would have unstreamed: an error is an event, with its status as code.
 
-        SGLang sends a refusal of the request, before any token, without one.
+        Without a code, an error before any token is a refusal of the request, and counts as HTTP 400.
         """
         error = self._reply.get("error")
         code = error.get("code", 200 if self.delivered else 400) if isinstance(error, dict) else None
@@ -259,17 +260,17 @@ class StreamedReply:
         """The body that the reply would have unstreamed.
 
         Raises:
-            ForeignReplyError: it ends before the reply does.
+            ForeignReplyError: the stream ended before the reply.
         """
         if self._reply is self._sampled and self._finish_reason is None:
             raise ForeignReplyError("it has no last event")
         return orjson.dumps(self._reply) if self._reply else b""
 
     def part(self) -> SampledPart | None:
-        """Returns the delivered part of a reply that broke off: aborted, unless its last event or id ends it.
+        """Returns the delivered part of a reply that broke off, as aborted unless its last event or id ends the reply.
 
-        None if it cannot be continued. That is also so if the weight version changed meanwhile: which tokens are of
-        which version comes with the last event.
+        Returns None if the reply cannot be continued. It cannot if the weight version changed meanwhile, because only
+        the last event reports the version of each token.
         """
         reason, extra = self._finish_reason, self._params.extra
         ends = () if extra.get("ignore_eos") else (self._end_id, *(extra.get("stop_token_ids") or ()))
@@ -348,7 +349,7 @@ def parse_loads(body: bytes) -> EngineLoad:
     """Returns the load in ``GET /v1/loads`` of a worker, or ``GET /get_load`` of an older one: one entry per DP rank.
 
     Raises:
-        ForeignReplyError: the body is neither.
+        ForeignReplyError: the body is neither of these replies.
     """
     try:
         reply = orjson.loads(body)

@@ -40,15 +40,18 @@ _VALUE, _KEY = f'{{["{_SCALAR}', '"'
 
 
 def begins_at(text: str, at: int, marks: Sequence[str]) -> int:
-    """Returns from where on a text may end with the beginning of a mark; its length if it does not."""
+    """Returns the index, ``at`` or later, from which a text is the beginning of a mark; its length without such."""
     longest = max(map(len, marks), default=1)
     starts = range(max(at, len(text) - longest + 1), len(text))
     return next((start for start in starts if any(mark.startswith(text[start:]) for mark in marks)), len(text))
 
 
 class StreamedCall:
-    """One call. ``name`` is empty until it is certain and the arguments have begun. Only the usual forms show that
-    before their end: first the name, then the arguments, as an object or parameters."""
+    """One call. ``name`` is empty until the name is certain and the arguments have begun.
+
+    Only a call in the usual form shows this before its end: first its name, then its arguments, as an object or as
+    parameters.
+    """
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -70,9 +73,9 @@ class StreamedCall:
             self.name = opening[1] if opening.re is _HERMES else opening[1].strip()
             self._arguments = _Json() if opening.re is _HERMES else _Parameters(text_parameters(self._tools, self.name))
             self._read = opening.end() - start
-        said, at = self._arguments.read(text, start + self._read, end)
+        added, at = self._arguments.read(text, start + self._read, end)
         self._read = at - start
-        return said
+        return added
 
 
 class _Arguments(Protocol):
@@ -125,7 +128,7 @@ class _Json:
         return (token if self._expected else ""), after
 
     def _move_on(self, kind: str) -> None:
-        """Notes what may come after a token; nothing after the last brace."""
+        """Sets ``_expected`` to the tokens that may follow a token; none may follow the last brace."""
         if kind in _CLOSERS:
             self._open.append(_CLOSERS[kind])
             self._expected = (_KEY if kind == "{" else _VALUE) + self._open[-1]
@@ -154,7 +157,7 @@ class _Json:
 
 
 class _Parameters:
-    """The arguments in the dialect ``qwen3_coder``. A value that is no text is known at its end."""
+    """The arguments in the dialect ``qwen3_coder``. A value that is no string is given at its end, as a whole."""
 
     def __init__(self, texts: Collection[str]) -> None:
         self.is_broken = False

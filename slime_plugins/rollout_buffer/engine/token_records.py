@@ -33,7 +33,7 @@ MAX_SESSIONS: Final = 16384
 """Maximum number of remembered sessions; a forgotten session requests its whole sequence again."""
 _FORKS: Final = (4, 8, 12)
 EXPERTS_PROBES: Final = (tuple(range(1, 17)), *((*range(1, fork + 1), *range(40, 56 - fork)) for fork in _FORKS))
-"""Prompts of ids that every model has: each but the first differs from the first from one of ``_FORKS`` on."""
+"""Prompts of ids that every model has. Each later prompt equals the first up to one of ``_FORKS``, and then differs."""
 MAX_SHARE_OF_NOISE: Final = 0.25
 """Allowed share of differing experts in one position of two prompts with equal prefixes: kernels round."""
 

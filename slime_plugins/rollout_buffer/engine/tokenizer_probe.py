@@ -24,7 +24,7 @@ class TokenizerProbe:
     ids: tuple[int, ...]
 
     def complaint(self, body: bytes) -> str:
-        """Returns how the reply of a ``/tokenize`` route differs; empty if it does not, or is no such reply."""
+        """Returns how the ids in a reply to ``/tokenize`` differ; empty if they do not, or if it is no such reply."""
         try:
             found = json.loads(body)["tokens"]
         except (ValueError, KeyError, TypeError, RecursionError):

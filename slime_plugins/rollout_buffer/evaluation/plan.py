@@ -1,7 +1,7 @@
 """Settings of an evaluation, its plan in the output folder, and the check of its engine.
 
-The plan identifies the evaluation: the same command continues it, and another one in the same folder is refused, so
-that a report never mixes two evaluations.
+The plan identifies the evaluation. The same command continues it; a command for another evaluation in the same folder
+is refused, so that a report never mixes two evaluations.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EvaluationSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFacts:
-    """The engine's report on itself; None is unknown."""
+    """The engine's report on itself; a fact that it does not report is None."""
 
     model: str | None = None
     weight_version: str | None = None
@@ -79,7 +79,7 @@ def read_tasks(settings: EvaluationSettings) -> list[Instance]:
     """Returns the lines of the task list.
 
     Raises:
-        InputFileError: it cannot be read, is empty, or a line has no ``instance_id`` of its own.
+        InputFileError: the list cannot be read, is empty, or has a line without an ``instance_id`` of its own.
     """
     folder = Path(split_slice(settings.tasks)[0]).resolve().parent
     return read_instances(_absolute(settings.tasks), [folder])
@@ -89,7 +89,7 @@ def ask_engine(settings: EvaluationSettings) -> EngineFacts:
     """Checks the engine's address, key and model before episodes are played.
 
     Raises:
-        EngineError: it does not answer.
+        EngineError: the engine does not answer.
         ConfigError: the address, the key or the model is wrong.
     """
     return _ask_openai(settings) if settings.api == "openai" else _ask_sglang(settings)

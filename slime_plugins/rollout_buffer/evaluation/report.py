@@ -21,7 +21,7 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskRecord:
-    """One line of the task list. ``groups`` maps categories of the report (``app``, ``difficulty`` …) to its values."""
+    """One line of the task list. ``groups`` maps categories of the report (``app`` …) to the line's values in them."""
 
     instance_id: str
     task: str | None = None

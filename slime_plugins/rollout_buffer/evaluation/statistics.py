@@ -29,7 +29,7 @@ class Estimate:
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Returns the chance that at least one of ``k`` attempts solves a task, of which ``solved`` of ``attempts`` did.
+    """Returns the chance that at least one of ``k`` attempts solves a task that ``solved`` of ``attempts`` solved.
 
     1 - C(n - c, k) / C(n, k), which is unbiased: Chen et al., "Evaluating Large Language Models Trained on Code",
     2021 (arXiv:2107.03374), equation 1. Computed with whole numbers, so that nothing cancels.
@@ -46,22 +46,23 @@ def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) ->
     """Returns the interval of a ``rate`` that was seen in ``size`` independent tries; it never leaves [0, 1].
 
     Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 22 (1927). ``size`` need not be
-    whole: it may be an effective one.
+    whole: it may be an effective sample size.
     """
     z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
     middle = (rate + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
     low, high = max(0.0, middle - half), min(1.0, middle + half)
-    return min(low, rate), max(high, rate)  # rounding must not shut the rate out at 0 and 1
+    return min(low, rate), max(high, rate)  # at rates 0 and 1, rounding could put the rate outside of the interval
 
 
 def mean_over_tasks(shares: Sequence[float], independent: float, confidence: float = CONFIDENCE) -> Estimate:
     """Returns the mean of the tasks' shares in [0, 1], with Wilson's interval for its effective size.
 
-    The effective size is how many independent tries would vary as much as the tasks do: p (1 - p) / (variance / tasks),
-    at least the tasks, at most ``independent``, the tries that were made. With one try for each task that is Wilson's
-    own interval; tries that tell each other's outcome count less. After Korn and Graubard, "Confidence Intervals for
-    Proportions with Small Expected Number of Positive Counts Estimated from Survey Data", Survey Methodology 24 (1998).
+    The effective size is the number of independent attempts whose rate would vary as much as the mean over these tasks:
+    p (1 - p) / (variance / tasks). It is at least the number of tasks, and at most ``independent``, the number of
+    attempts that were made. With one attempt per task the result is Wilson's own interval; correlated attempts count
+    less. After Korn and Graubard, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts
+    Estimated from Survey Data", Survey Methodology 24 (1998).
 
     Raises:
         ValueError: there is no task.

@@ -77,7 +77,7 @@ class AgentSide:
         """Returns whether a rollout is running, and its final response after its end.
 
         Raises:
-            NotFoundError: it is unknown, or its result has expired.
+            NotFoundError: the rollout is unknown, or its result has expired.
         """
         self._evict_old()
         run = self._runs.get(rollout_id)
@@ -116,7 +116,7 @@ class AgentSide:
         return await RolloutLoop(request, server_url, tokens, tool_session, self._http(), self.settings).play()
 
     def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
-        """Stores a result; a refused request is removed, so that a corrected one may use its id."""
+        """Keeps the result of a rollout. A request that was refused is removed: a corrected request may use its id."""
         run.ended_at = self._clock()
         if self._runs.get(rollout_id) is not run:
             return

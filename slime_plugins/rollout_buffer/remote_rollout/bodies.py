@@ -139,11 +139,11 @@ class OpenBody(_Body):
 
     @property
     def binding(self) -> tuple[str | None, ...]:
-        """Job, instance and uid of its trajectory, and its key; None for what is not known."""
+        """Job, instance and uid of the session's trajectory, and the session's key; each None if it was not given."""
         return self.job_id, self.instance_id, self.uid, self.api_key
 
     def filled_by(self, end: EndBody) -> OpenBody:
-        """Returns it with what its end says of job, instance and uid, where it does not say so itself."""
+        """Returns a copy whose missing job, instance and uid are those of ``end``."""
         names = ("job_id", "instance_id", "uid")
         return self.model_copy(update={name: getattr(self, name) or getattr(end, name) for name in names})
 

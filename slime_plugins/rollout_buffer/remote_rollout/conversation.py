@@ -16,20 +16,20 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class CountMethod(StrEnum):
-    """How a prompt is made after the first turn, and so how the tokens that entered are counted.
+    """How the prompt of a later turn is made, and thereby how the added tokens are counted.
 
-    Both give the same, unless the tokenizer would encode the sampled text to other ids.
+    Both methods give the same count, unless the tokenizer would encode the sampled text to other ids.
     """
 
-    IDS = "ids"  # the held ids, and a bridge
+    IDS = "ids"  # the ids of the sequence so far, and a bridge
     TEXT = "text"  # the whole conversation rendered again
 
 
 def prompt_by_text(tokens: ChatTokens, messages: Sequence[Message], tools: Tools) -> list[int]:
-    """Returns the ids of messages as the template renders them: as they came or, if it refuses that, normalised.
+    """Returns the ids of the messages as the template renders them; if it refuses them as they came, normalised.
 
     Raises:
-        InvalidPayloadError: the template refuses both.
+        InvalidPayloadError: the template refuses the normalised messages, too.
     """
     try:
         return tokens.prompt([dict(with_reasoning_content(message)) for message in messages], tools)

@@ -1,6 +1,6 @@
-"""Tool calls of a message, parsed by its server or in its text, and their conversion to OpenAI's form. Pure.
+"""The tool calls of a message, from its ``tool_calls`` or from its text, with ids and in OpenAI's form. Pure.
 
-``engine/tool_call_parser.py`` parses them; here they get ids and OpenAI's form.
+``engine/tool_call_parser.py`` parses the calls.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCal
 
 
 def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
-    """Returns the assistant message of a sampled text with its calls in OpenAI's form, and the rest as content.
+    """Returns the assistant message of a sampled text, with its calls in OpenAI's form and the text before as content.
 
-    Text with anything but complete calls at its end is not converted.
+    A text with an invalid call, or with other text after its first call, stays content as a whole.
     """
     segments = read_segments(text, tools)
     places = [place for place, segment in enumerate(segments) if segment.kind is SegmentKind.CALL]

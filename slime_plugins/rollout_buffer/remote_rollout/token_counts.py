@@ -1,11 +1,12 @@
 """The agent's count of a sequence that the trainer samples: the prompt it must have used, and the tokens added to it.
 
-There are two counts. By ids: the held ids plus the template's bridge; exact if the trainer continues from its own ids.
-By text: the whole conversation rendered again, minus the held ids; the formula of the guide, and exact if the trainer
-renders again. They differ only if the tokenizer would encode the sampled text to other ids. In that case the reply
-decides: if its ids decode to its text, they are counted. A trainer that refuses one count is sent the other, once; its
-next prompt shows which one it used. After an edit of the conversation, the count by ids is the part of the new prompt
-after its common prefix with the held ids.
+There are two counts. The count by ids takes the held ids plus the template's bridge; it is exact if the trainer
+continues from its own ids. The count by text renders the whole conversation again and subtracts the held ids; it is the
+formula of the guide, and exact if the trainer renders again. The counts differ only if the tokenizer would encode the
+sampled text to other ids. Then the count by ids is sent first, unless the ids of the last reply do not decode to its
+text. A trainer that refuses one count is sent the other count, once; the prompt ids of its reply show which count it
+uses. After an edit of the conversation, the count by ids is the part of the new prompt after its common prefix with the
+held ids.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _CAUSES = "it uses another tokenizer, another chat template, or another conversa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTurn:
-    """The next turn: its prompt and the number of added tokens, by prompt source. ``continued`` is that by ids."""
+    """The next turn: its prompt and the number of added tokens, by count method. ``continued`` is the prompt by ids."""
 
     conversation: Conversation
     continued: Prompt
@@ -41,7 +42,7 @@ class ExpectedTurn:
     preferred: CountMethod
 
     def sources(self) -> list[CountMethod]:
-        """Returns the sources that differ in their count, the preferred one first."""
+        """Returns the preferred count method, and the other one if its count differs."""
         other = CountMethod.TEXT if self.preferred is CountMethod.IDS else CountMethod.IDS
         return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
 

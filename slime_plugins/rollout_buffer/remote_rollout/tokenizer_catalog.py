@@ -1,7 +1,7 @@
 """A cache of the tokenizers that requests name.
 
-A name is a folder below a configured root, or a name of a model hub. Tokenizers load in a thread; concurrent requests
-for the same one share the load. Only listed names may run code of their own.
+A name is a configured name, a folder below a configured root, or a name of a model hub. Tokenizers load in a thread;
+concurrent requests for the same tokenizer share the load. Only the code of listed names is executed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The tools of an agent. Each rollout has a tool session; the calculator is the reference implementation.
+"""The tools of an agent; the calculator is the reference implementation.
 
-A ``ToolProvider`` opens a ``ToolSession`` for each rollout; a server is started with the provider's address,
+A ``ToolProvider`` opens a ``ToolSession`` for each rollout. A server is started with the provider's address,
 ``MODULE:NAME``.
 """
 

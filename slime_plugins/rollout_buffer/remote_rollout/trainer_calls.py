@@ -38,9 +38,9 @@ class _UnansweredError(Exception):
 
 
 def open_connections() -> aiohttp.ClientSession:
-    """Returns connections to trainers, without a time limit: ``AgentSettings`` has those of turns and rollouts.
+    """Returns connections to trainers, without a time limit: ``AgentSettings`` limits turns and rollouts.
 
-    They are not reused, so that no call fails on a stale one, and take no proxies from the environment.
+    A connection is used once, so that no call fails on a stale one. Proxies in the environment are ignored.
     """
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
@@ -81,8 +81,8 @@ class TrainerCalls:
             try:
                 return await self._exchange(body, turn)
             except (_NotTakenError, _UnansweredError) as error:
-                known = isinstance(error, _NotTakenError) or self._knows_turns
-                if not known:
+                is_repeatable = isinstance(error, _NotTakenError) or self._knows_turns
+                if not is_repeatable:
                     raise TrainerReplyError(
                         f"turn {turn}: the trainer {error}; the turn may have been sampled, so it is not repeated"
                     ) from error

@@ -6,8 +6,9 @@
 
         def break_down(self, host): ...
 
-``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names its
-parts in ``checked_parts``, those of them that come back in ``restored_parts``, and overrides ``spoil`` and ``mend``.
+``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names its parts
+in ``checked_parts``, and in ``restored_parts`` those parts that a restore brings back; it overrides ``spoil`` and
+``mend``.
 Nothing here imports pytest: ``pytest.register_assert_rewrite`` with this module's name, before its import, shows the
 values of a failed assertion.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SettableClock:
-    """A clock that moves only when a test moves it. Seconds, as ``time.time``."""
+    """A clock that moves only when a test moves it. It returns seconds, as ``time.time`` does."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
         self.now = now

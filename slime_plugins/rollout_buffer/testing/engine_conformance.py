@@ -22,7 +22,7 @@ WAIT_S = 180.0
 
 
 class EngineContract:
-    """Promises to an episode. ``prompt_ids`` is a prompt with a reply of more than two tokens."""
+    """Behaviour that an episode relies on. ``prompt_ids`` is a prompt whose reply has more than two tokens."""
 
     prompt_ids: ClassVar[Sequence[int]]
     max_new_tokens: ClassVar[int] = 24

@@ -1,4 +1,4 @@
-"""One episode in a test: a generator is asked for it as the runner asks, and what it returns is checked as there."""
+"""One episode in a test: a generator is called as the runner calls it, and its trajectory is checked as there."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def episode_request(
     evaluation: bool = False,
     slot: int = 0,
 ) -> EpisodeRequest:
-    """Returns what a generator is asked for one line of its input.
+    """Returns the request that a generator gets for one line of its input.
 
-    ``data`` is the line; its ``instance_id`` is ``test`` where it has none. ``options`` are the job's own settings.
+    ``data`` is the line; without an ``instance_id`` of its own it gets ``test``. ``options`` are the job's own
+    settings.
     """
     instance_id = str(data.get("instance_id", "test"))
     return EpisodeRequest(
@@ -43,9 +44,9 @@ async def play_episode(
     """Starts a generator, plays one episode of it and closes it.
 
     Raises:
-        AssertionError: it returned what the runner refuses: another uid or instance, an aborted outcome, a reward that
-            is no finite number.
-        Exception: what the generator raises; an ``EpisodeError`` would cost the runner an attempt.
+        AssertionError: the runner would refuse the trajectory: it has another uid or instance, an aborted outcome, or a
+            reward that is no finite number.
+        Exception: as the generator raises it; in the runner, an ``EpisodeError`` would fail the attempt.
     """
     context = GeneratorContext(
         job_id=request.job_id, engine=engine, tokenizer=tokenizer, concurrency=1, options=request.options

@@ -1,7 +1,7 @@
-"""A device without a phone, for tests of whatever holds devices: it counts its steps and breaks on demand.
+"""A device without a phone, for tests of code that uses devices: it counts its steps and breaks on demand.
 
 Its kind is ``slime_plugins.rollout_buffer.testing.fake_device:create_device``.
-What it does depends on the task it is set up for:
+Its behaviour depends on the task of the last reset:
 
 =============  =========================================================================
 task           behaviour

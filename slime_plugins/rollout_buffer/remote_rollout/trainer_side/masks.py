@@ -1,8 +1,8 @@
 """Checks the ``response_mask`` of a call against the tokens that were added. Pure; every error names the turn.
 
-The mask is not used for training: this side knows the sampled tokens. It is the other side's count of added tokens, and
-a wrong one shows another tokenizer, an edited context that was not counted, or a bug. A call with a wrong mask is
-refused and does not change the session.
+The mask is not used for training: this side knows the sampled tokens. The mask is the other side's count of added
+tokens. A wrong count shows another tokenizer, an edited context that was not counted, or a bug. A call with a wrong
+mask is refused and does not change the session.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import WrongMaskError
 class AddedTokens:
     """The exact number of tokens that were added to the sequence since the last turn.
 
-    ``how`` is a suffix for error messages. ``others`` are other accepted counts, computed only when needed.
+    ``how`` is a suffix for error messages. ``others`` are further accepted counts, each computed only when needed.
     """
 
     count: int

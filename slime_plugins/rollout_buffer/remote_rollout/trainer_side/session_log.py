@@ -1,4 +1,4 @@
-"""Where the trainer's side keeps its sessions for other processes, and for itself after a restart."""
+"""The log of the trainer's sessions, from which other processes, or the next one after a restart, continue them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIMIT_REACHED: Final = "{} sessions are open, which is the limit: try again late
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSession:
-    """A session as it was kept: how it was opened and, unless it is open, how it ended; and the rows of its turns.
+    """A session in the log: how it was opened, how it ended (None while it is open), and the rows of its turns.
 
     It expires in ``expires_in_s`` seconds.
     """
@@ -23,23 +23,23 @@ class StoredSession:
 
 
 class SessionLog(Protocol):
-    """Keeps sessions. What it has answered is durable."""
+    """Stores sessions. A change is durable once its call has returned."""
 
     async def open(self, rollout_id: str, opening: Mapping[str, Any], expires_in_s: float, *, max_open: int) -> bool:
-        """Keeps a new session; returns False if there is one of this id.
+        """Stores a new session; returns False if the log has a session of this id.
 
         Raises:
-            UnavailableError: so many sessions are open already, in all processes.
+            UnavailableError: ``max_open`` sessions are open already, in all processes together.
         """
 
     async def find(self, rollout_id: str, *, after: int) -> StoredSession | None:
-        """Returns a session with its turns after a number; None if it is unknown."""
+        """Returns a session with its turns after number ``after``; None if the session is unknown."""
 
     async def names(self) -> Sequence[str]:
         """Returns the ids of all sessions."""
 
     async def add_turn(self, rollout_id: str, row: Mapping[str, Any], expires_in_s: float) -> bool:
-        """Adds a turn; returns False if the session has one of its number, or has ended."""
+        """Adds a turn; returns False if the session has a turn of that number, or has ended."""
 
     async def end(self, rollout_id: str, ending: Mapping[str, Any]) -> None:
-        """Keeps how a session ended."""
+        """Stores how a session ended."""

@@ -34,21 +34,24 @@ class SessionState(StrEnum):
     OPEN = "open"  # accepts turns
     ENDED = "ended"  # has its reward and its trajectory
     FAILED = "failed"  # the rollout server reported a failure: no trajectory, no reward
-    EXPIRED = "expired"  # no call came within the idle time: as failed
+    EXPIRED = "expired"  # no call came within the idle time: no trajectory, no reward
 
 
 class TurnKind(StrEnum):
-    """What a turn's prompt has of the sequence before it."""
+    """How much of the sequence before a turn its prompt repeats."""
 
-    FIRST = "first"  # there is none
-    CONTINUED = "continued"  # all of it
-    EDITED = "edited"  # a part: the agent changed the conversation
+    FIRST = "first"  # no sequence comes before the first turn
+    CONTINUED = "continued"  # the whole sequence
+    EDITED = "edited"  # the beginning of the sequence: the agent changed the conversation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """A recorded turn in its session. ``kept`` ids of its prompt are those of the previous turn, prompt and output;
-    ``entered_ids`` follow them, none at the first turn."""
+    """A recorded turn in its session.
+
+    The first ``kept`` ids of its prompt repeat the previous turn, prompt and output; ``entered_ids`` are the ids after
+    them, and empty at the first turn.
+    """
 
     recorded: RecordedTurn
     kind: TurnKind
@@ -69,8 +72,10 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTurn:
-    """The next turn: its prompt, and the tokens added to the sequence before it. ``conversation`` has its messages, our
-    own replies among them as we sent them."""
+    """The next turn: its prompt, and the tokens added to the sequence before it.
+
+    ``conversation`` has the messages of the prompt, with our own replies as we sent them.
+    """
 
     prompt: Prompt
     entered: AddedTokens
@@ -192,7 +197,7 @@ class TrainerSession:
         return list(self.view.messages)
 
     def ending(self) -> dict[str, Any]:
-        """Returns how it ended, for the log."""
+        """Returns how the session ended, for the log."""
         return {
             "state": self.state.value,
             "reason": self.reason,
@@ -203,7 +208,7 @@ class TrainerSession:
         }
 
     def restore_ending(self, ending: Mapping[str, Any]) -> None:
-        """Ends it as the log says."""
+        """Ends the session as the log states."""
         self.state, self.reason = SessionState(ending["state"]), ending["reason"]
         self.result, self.result_fingerprint = ending["result"], bytes.fromhex(ending["fingerprint"])
         self.reward, self.opened = ending["reward"], OpenBody.model_validate(ending["opened"])
@@ -239,7 +244,7 @@ async def plan_turn(
 def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Conversation:
     """Returns the conversation with each of our own replies as we sent it, in whatever form it came back.
 
-    A reply that came back as sent is that one, even if another differs from it in surrounding spaces only.
+    A reply that came back exactly as sent is not looked up: a reply that differs only in spaces around it has its key.
     """
     sent = [turn.recorded.message for turn in session.turns]
     messages = [
@@ -254,8 +259,8 @@ def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Co
 def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, is_edited: bool) -> int:
     """Returns the count of an agent that renders the whole conversation again.
 
-    If it only grew, by the guide's formula: the length of the conversation now, minus that at the last turn and the
-    number of sampled tokens. After an edit, the tokens behind what the new prompt shares with the held ids.
+    If the conversation only grew, the guide's formula gives the count: its tokens now, minus its tokens at the last
+    turn, minus the sampled tokens. After an edit, the tokens behind the common prefix with the held ids count.
     """
     now = prompt_by_text(session.tokens, messages, tools)
     if is_edited:

@@ -83,8 +83,10 @@ def one_engine(engine: Engine, tokenizers: TokenizerCatalog) -> PolicyOf:
 
 
 class TrainerSide:
-    """The sessions of one event loop. Finished trajectories of a job are written to ``sink``. With a ``log``, other
-    processes continue its sessions, and it theirs."""
+    """The sessions of one event loop. Finished trajectories of a job are written to ``sink``.
+
+    With a ``log``, other processes continue sessions of this process, and this process continues theirs.
+    """
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class TrainerSide:
         """Returns a session, open or ended.
 
         Raises:
-            NotFoundError: it is unknown, or ended and was removed.
+            NotFoundError: the session is unknown, or ended and was removed.
         """
         self.expire()
         session = self._open.get(rollout_id) or self._closed.get(rollout_id)
@@ -189,7 +191,7 @@ class TrainerSide:
         check_bearer(authorization, self.settings.api_key)
 
     def authorize_end(self, rollout_id: str, authorization: str | None) -> None:
-        """Checks that a call may give a reward: by this server's key, or without one by the session's.
+        """Checks that a call may give a reward: by this server's key, or by the session's if the server has none.
 
         Raises:
             UnauthorizedError: the key is missing or wrong.
@@ -231,7 +233,7 @@ class TrainerSide:
         ``asked_turn`` is the turn's number in the header ``X-Rollout-Turn``, None without it.
 
         Raises:
-            RequestError: refused, with a message that names the turn; nothing was changed.
+            RequestError: the call is refused, with a message that names the turn; nothing was changed.
             UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
         """
         asked = parse(CompletionBody, body)
@@ -341,7 +343,7 @@ class TrainerSide:
         try:
             reply = await session.engine.generate(request)
         except EngineError as error:
-            # With a status the engine refused the request, and would refuse it again.
+            # The error has a status if the engine refused the request: it would refuse it again.
             kind = InvalidPayloadError if "status" in error.detail else UnavailableError
             raise kind(f"turn {number} was not sampled: {error.message}", error.detail) from error
         if not reply.output_ids or reply.finish_reason == "abort":
