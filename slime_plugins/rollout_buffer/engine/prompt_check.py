@@ -1,10 +1,10 @@
 """Compares the prompt ids sent to an engine with the ids that it reports to have run. Pure.
 
-Text is compared id by id. An image is one placeholder in the ids sent and a block of them in the ids run; the length of
-that block is taken from the engine. An engine that decodes a prompt and tokenises the text again runs other ids than
-were sampled (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses
-the engine's ids. If an engine reports no ids, a prompt counts as run unchanged if encoding its decoded text gives the
-same ids: tokenising it again changes nothing.
+Text is compared id by id. An image is one placeholder in the ids that were sent. In the ids that the engine ran it is a
+block of placeholders, of any length. An engine that decodes a prompt and tokenises the text again runs other ids than
+were sent (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses the
+engine's ids. If an engine reports no ids, a prompt counts as unchanged if its decoded text encodes to the same ids,
+because tokenising it again would change nothing.
 """
 
 from __future__ import annotations
@@ -65,12 +65,15 @@ class PromptChecker:
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
 
     def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
-        """Replaces the image tokens of a one-image prompt by placeholders, if the engine reports other ids for them."""
+        """Returns ``ran``, a prompt with one image, with placeholders as the ids of its image tokens.
+
+        An engine that is asked for the log-probs of its input reports other ids for image tokens.
+        """
         assert self.placeholder_id is not None
-        place = list(sent).index(self.placeholder_id)
-        after = len(sent) - place - 1
-        length = len(ran) - place - after
-        return [*ran[:place], *[self.placeholder_id] * length, *ran[len(ran) - after :]] if length > 0 else list(ran)
+        before = list(sent).index(self.placeholder_id)
+        after = len(sent) - before - 1
+        length = len(ran) - before - after
+        return [*ran[:before], *[self.placeholder_id] * length, *ran[len(ran) - after :]] if length > 0 else list(ran)
 
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
         """Returns True if the tokenizer encodes the decoded text to the same ids, or if there is no tokenizer.
