@@ -43,6 +43,12 @@ def test_a_field_is_tapped_filled_and_sent(value: str, state: str, expected: dic
     assert call(goal, FIELD.format(value=value, state=state)) == expected
 
 
+def test_a_dialog_is_closed_by_its_x_which_has_no_text() -> None:
+    page = '1. button classes="ui-dialog-titlebar-close" [100, 300, 140, 340]\n2. button text="OK" [99, 500, 701, 640]'
+    goal = 'Click the button in the dialog box labeled "x".'
+    assert call(goal, page) == {"action": "click", "coordinate": [120, 320]}
+
+
 def test_what_nobody_taught_it_is_given_up() -> None:
     assert call("Prove the theorem.", FIELD.format(value="", state=""))["action"] == "terminate"
 

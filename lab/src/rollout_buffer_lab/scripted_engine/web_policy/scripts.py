@@ -89,6 +89,12 @@ def _named_button(screen: Screen, match: Match[str]) -> Move | None:
     return _tap(screen.saying(match[1], *_BUTTONS) or screen.saying(match[1]))
 
 
+def _dialog(screen: Screen, match: Match[str]) -> Move | None:
+    if match[1] == "x":
+        return _tap(next(iter(screen.classed("ui-dialog-titlebar-close")), None), "x")
+    return _named_button(screen, match)
+
+
 def _any_button(screen: Screen, _match: Match[str]) -> Move | None:
     return _tap(next(iter(screen.of_kind(*_BUTTONS)), None))
 
@@ -302,7 +308,7 @@ _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
     (r"^Click button (ONE)\.", _named_button),
     (r"^Click the button\.", _any_button),
     (r'^Click on the "(.+)" button', _named_button),
-    (r'in the dialog box labeled "(.+)"', _named_button),
+    (r'in the dialog box labeled "(.+)"', _dialog),
     (r'link "(.+)"\.$', _link),
     (r"^Expand the section below and click submit", _expanded),
     (r"^Click on Tab #(\d+)", _tab),
