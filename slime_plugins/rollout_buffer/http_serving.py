@@ -13,12 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from slime_plugins.rollout_buffer.errors import (
-    ConfigError,
-    PayloadTooLargeError,
-    UnreadableBodyError,
-    UnsupportedEncodingError,
-)
+from slime_plugins.rollout_buffer import errors
 from slime_plugins.rollout_buffer.serve_settings import url_of
 
 if TYPE_CHECKING:
@@ -46,7 +41,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for one in sockets:
             one.close()
-        raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
+        raise errors.ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
     return sockets
 
 
@@ -114,16 +109,16 @@ async def read_body(request: web.Request, timeout_s: float = 60.0) -> bytes:
 
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
-        raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
+        raise errors.UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
     try:
         async with asyncio.timeout(timeout_s):
             return await request.read()
     except TimeoutError as error:
-        raise UnreadableBodyError(f"the body did not arrive within {timeout_s:g} s: send it again") from error
+        raise errors.UnreadableBodyError(f"the body did not arrive within {timeout_s:g} s: send it again") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise PayloadTooLargeError(f"the body is larger than {request.client_max_size} bytes") from error
+        raise errors.PayloadTooLargeError(f"the body is larger than {request.client_max_size} bytes") from error
     except (ClientPayloadError, http.HttpProcessingError) as error:
-        raise UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
+        raise errors.UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
 
 
 def serve_until_stopped(
