@@ -46,7 +46,7 @@ EXIT_CODES = (
     "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
 )
 WIDTH_OF_A_FILE = 120
-# Names and messages of others are printed as they are: "[/x]" is no markup, ":x:" no emoji.
+# Names and messages that come from users are printed verbatim: "[/x]" is no markup, ":x:" is no emoji.
 console = Console(
     width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False, emoji=False
 )
@@ -78,7 +78,7 @@ AndroidSetting = Annotated[
     typer.Option(
         "--android",
         metavar="KEY=VALUE",
-        help="One of these settings, before file and environment; repeatable. Sections with dots.",
+        help="An Android World setting, overriding file and environment; repeatable. Sections with dots.",
     ),
 ]
 ServedDataDir = Annotated[Path, typer.Option(help="The data directory of `serve`, on this host; it may be serving.")]
@@ -107,7 +107,7 @@ class CommandLine(TyperGroup):
 
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
-"""From typer's copy of click; typer exports only some of its subclasses."""
+"""The base class of usage errors in typer's copy of click; typer exports only some of its subclasses."""
 
 
 @contextmanager
@@ -122,11 +122,11 @@ def report_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the output has closed it
     except (RolloutBufferError, OSError, ValueError) as error:
-        raise ended(*_verdict(error)) from error
+        raise ended(*_printed_error_and_code(error)) from error
 
 
-def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
-    """Returns the message and the exit code of an error."""
+def _printed_error_and_code(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
+    """Returns the error to print, with its message, and the exit code."""
     import requests
 
     from slime_plugins.rollout_buffer.client import why_no_answer
@@ -137,8 +137,8 @@ def _verdict(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
         return error, ExitCode.WRONG_CALL
     if isinstance(error, RolloutBufferError):
         return error, ExitCode.NO
-    wrong = requests.exceptions
-    if isinstance(error, wrong.InvalidURL | wrong.MissingSchema | wrong.InvalidSchema):
+    errors_of_url = requests.exceptions
+    if isinstance(error, errors_of_url.InvalidURL | errors_of_url.MissingSchema | errors_of_url.InvalidSchema):
         return ConfigError(f"--url is not an address: use one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
         explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."

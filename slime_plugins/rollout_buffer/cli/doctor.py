@@ -1,6 +1,6 @@
 """``rollout-buffer doctor``: checks whether this machine has what the configured devices need. Changes nothing.
 
-The checks depend on ``device`` in the Android World settings: a simulated phone needs no SDK, so it is not checked.
+The checks depend on ``device`` in the Android World settings: a simulated phone needs no SDK, so no SDK is checked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.install_hints import advice_on_two_slimes, install_extra
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 
-_PYTHON = ((3, 11), (3, 12), (3, 13))
+_PYTHON_VERSIONS = ((3, 11), (3, 12), (3, 13))
 _EXTRAS = {
     "android": ("PIL", "numpy"),
     "context-editing": ("bm25s",),
@@ -45,18 +45,18 @@ _EXTRAS = {
     "telemetry": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 _FREE_BYTES_SERVER = 2 * 1024**3
-_ENGINE_S = 5.0
-_CLUSTER_S = 90.0
-_NODES_S = 150.0
+_ENGINE_TIMEOUT_S = 5.0
+_CLUSTER_TIMEOUT_S = 90.0
+_NODES_TIMEOUT_S = 150.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """What to examine; ``engine_url`` None skips the engine; ``kvm`` is for tests.
+    """What to examine. ``engine_url`` None skips the engine. Tests replace ``kvm``.
 
-    With ``ray_address`` the devices are on the nodes of that cluster; without one they are on this machine.
+    With ``ray_address`` the devices are on the nodes of that cluster; without it they are on this machine.
 
-    With ``tokenizer_path``, the folder of the engine's model, it checks whether the engine runs prompts exactly.
+    With ``tokenizer_path``, the folder of the engine's model, it also checks whether the engine runs prompts exactly.
     """
 
     settings: AndroidWorldSettings
@@ -84,7 +84,7 @@ def verdict(findings: Sequence[Finding], device: str) -> str:
 
 
 def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
-    """Runs the launch script's own checks of a training; returns its exit code, 2 if there is no script.
+    """Runs the launch script's checks of a training; returns the script's exit code, or 2 if there is no script.
 
     The output goes to the terminal, or is returned as lines if ``quietly``. The scripts are part of a checkout of the
     project, or of slime with the overlay, not of an installed package.
@@ -95,17 +95,17 @@ def check_launch(kind: str, *, quietly: bool = False) -> tuple[int, list[str]]:
         sys.stderr.write(f"{problem}\n")
         return 2, [problem]
     output = subprocess.PIPE if quietly else None
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(program), kind, "--check"], stdout=output, stderr=subprocess.STDOUT if quietly else None,
         text=True, check=False,
     )  # fmt: skip
-    return done.returncode, (done.stdout or "").splitlines()
+    return result.returncode, (result.stdout or "").splitlines()
 
 
 def _python(_: Examination) -> list[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
-    right = sys.version_info[:2] in _PYTHON
-    return checked("Python", right, f"{version} at {sys.executable}", "use Python 3.11, 3.12 or 3.13", needed=True)
+    supported = sys.version_info[:2] in _PYTHON_VERSIONS
+    return checked("Python", supported, f"{version} at {sys.executable}", "use Python 3.11, 3.12 or 3.13", needed=True)
 
 
 def _two_slimes(_: Examination) -> list[Finding]:
@@ -136,40 +136,40 @@ def _is_installed(module: str) -> bool:
 
 
 def _extensions(examination: Examination) -> list[Finding]:
-    """Reports each installed extension; one that does not load, or whose configured device does not, is missing."""
-    found = []
+    """Reports each installed extension that loads as ok; one that does not, or an unknown device kind, is missing."""
+    findings = []
     device = examination.settings.device
     if device not in SHIPPED_KINDS and ":" not in device and device not in installed(Group.DEVICES):
-        found.append(Finding(name=f"devices {device}", state=State.MISSING, detail=missing(Group.DEVICES, device)))
+        findings.append(Finding(name=f"devices {device}", state=State.MISSING, detail=missing(Group.DEVICES, device)))
     for extension in (extension for group in Group for _, extension in sorted(installed(group).items())):
         name, detail = f"{extension.group.name.lower()} {extension.name}", f"{extension.package}, {extension.target}"
         try:
             extension.load()
         except ConfigError as error:
-            found.append(Finding(name=name, state=State.MISSING, detail=error.message, remedy="fix or uninstall it"))
+            findings.append(Finding(name=name, state=State.MISSING, detail=error.message, remedy="fix or uninstall it"))
         else:
-            found.append(Finding(name=name, state=State.OK, detail=detail))
-    return found
+            findings.append(Finding(name=name, state=State.OK, detail=detail))
+    return findings
 
 
 def _browser(_: Examination) -> list[Finding]:
     """Checks the browser, which only task type miniwob needs."""
     try:
-        there, detail = True, find_chromium() or "the one that Playwright installed"
+        passed, detail = True, find_chromium() or "the one that Playwright installed"
         remedy = ""
     except ConfigError as error:
-        there, (detail, _colon, remedy) = False, error.message.partition(": ")
-    return checked("browser (task type miniwob)", there, detail, remedy, needed=False)
+        passed, (detail, _colon, remedy) = False, error.message.partition(": ")
+    return checked("browser (task type miniwob)", passed, detail, remedy, needed=False)
 
 
 def _ray(examination: Examination) -> list[Finding]:
     needed = examination.settings.device_pool is PoolKind.RAY
     try:
-        detail, there = f"version {importlib.metadata.version('ray')}", True
+        detail, passed = f"version {importlib.metadata.version('ray')}", True
     except importlib.metadata.PackageNotFoundError:
-        detail, there = "not installed", False
+        detail, passed = "not installed", False
     remedy = f"{install_extra('android')}, or set device_pool: local, which does not need it"
-    return checked("Ray", there, detail, remedy, needed=needed)
+    return checked("Ray", passed, detail, remedy, needed=needed)
 
 
 def _ray_cluster(examination: Examination) -> list[Finding]:
@@ -179,14 +179,14 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe"]
     try:
         answer = subprocess.run(
-            [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_S, check=False
+            [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_TIMEOUT_S, check=False
         )
-        there, output = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
+        passed, output = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
     except subprocess.TimeoutExpired:
-        there, output = False, f"no answer within {_CLUSTER_S:.0f} s"
+        passed, output = False, f"no answer within {_CLUSTER_TIMEOUT_S:.0f} s"
     lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
     remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
-    return checked("Ray cluster", there, lines[-1], remedy, needed=True)
+    return checked("Ray cluster", passed, lines[-1], remedy, needed=True)
 
 
 def _disk(examination: Examination) -> list[Finding]:
@@ -203,12 +203,17 @@ def _devices(examination: Examination) -> list[Finding]:
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.cli.node_checks", examination.ray_address]
     try:
         answer = subprocess.run(
-            command, input=settings.model_dump_json(), capture_output=True, text=True, timeout=_NODES_S, check=True
+            command,
+            input=settings.model_dump_json(),
+            capture_output=True,
+            text=True,
+            timeout=_NODES_TIMEOUT_S,
+            check=True,
         )
         return [Finding(**finding | {"state": State(finding["state"])}) for finding in json.loads(answer.stdout)]
     except (subprocess.SubprocessError, ValueError) as error:
-        said = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
-        return checked("nodes of the cluster", False, said, "see the finding Ray cluster", needed=True)
+        last_line = (str(getattr(error, "stderr", None) or error).strip().splitlines() or ["no output"])[-1]
+        return checked("nodes of the cluster", False, last_line, "see the finding Ray cluster", needed=True)
 
 
 def _engine(examination: Examination) -> list[Finding]:
@@ -216,12 +221,12 @@ def _engine(examination: Examination) -> list[Finding]:
     if url is None:
         return []
     try:
-        reply = requests.get(f"{url.rstrip('/')}/health", timeout=_ENGINE_S)
-        there, detail = reply.ok, f"{url} answers {reply.status_code}"
+        reply = requests.get(f"{url.rstrip('/')}/health", timeout=_ENGINE_TIMEOUT_S)
+        passed, detail = reply.ok, f"{url} answers {reply.status_code}"
     except requests.RequestException as error:
-        there, detail = False, f"{url}: {type(error).__name__}"
+        passed, detail = False, f"{url}: {type(error).__name__}"
     return checked(
-        "inference engine", there, redacted(detail), "start it, or give its address to --engine-url", needed=True
+        "inference engine", passed, redacted(detail), "start it, or give its address to --engine-url", needed=True
     )
 
 

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.package impor
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import free_console_ports
 
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
-_COPIED_PER_S = 200e6
+_COPY_BYTES_PER_S = 200e6
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_VERSION = 12
 _PACKAGES = {
@@ -37,7 +37,7 @@ _PACKAGES = {
     "android_world": "android_world.registry",
     "slime-rollout-buffer, for the devices": "slime_plugins.rollout_buffer.devices.device_process",
 }
-_MAKE_IT = "make that environment with scripts/install_android_world"
+_INSTALL_REMEDY = "make that environment with scripts/install_android_world"
 _IMPORT_TIMEOUT_S = 60.0
 _VERSION_TIMEOUT_S = 10.0
 
@@ -78,7 +78,7 @@ def examine_host(host: HostPlan) -> list[Finding]:
 def room_for_devices(settings: AndroidWorldSettings, resources: Mapping[str, float]) -> int:
     """Returns the largest number of devices that Ray can place on a node with these resources."""
     wanted = settings.resources_per_worker.as_ray_names_them()
-    # In ten-thousandths, as Ray counts: 1.0 // 0.1 is 9.
+    # Integers in ten-thousandths, as Ray counts, because 1.0 // 0.1 is 9.
     room = [round(resources.get(name, 0.0) * 1e4) // max(1, round(amount * 1e4)) for name, amount in wanted.items()]
     return min([settings.num_workers + settings.spare_devices, *room])
 
@@ -104,11 +104,11 @@ def checked(name: str, passed: bool, detail: str, remedy: str, *, needed: bool) 
 
 def free_space(name: str, folder: Path, wanted: int) -> list[Finding]:
     """Checks the free space of the disk that holds the folder, or will hold it."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    detail = f"{free / 1024**3:.1f} GiB free at {place}, {wanted / 1024**3:.0f} GiB wanted"
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
+    detail = f"{free / 1024**3:.1f} GiB free at {existing}, {wanted / 1024**3:.0f} GiB wanted"
     return checked(name, free >= wanted, detail, "free space, or name another folder", needed=True)
 
 
@@ -127,13 +127,13 @@ def _bytes_wanted(host: HostPlan, each: int) -> int:
 
 
 def _memory(host: HostPlan) -> list[Finding]:
-    """Checks the memory of the whole machine, in use or free."""
+    """Compares the total memory of the machine, in use or free, with what the emulators need."""
     settings = host.settings
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     wanted = host.devices * (settings.resources_per_worker.memory or MIN_MEMORY_OF_AN_EMULATOR)
-    detail = f"{there / 1024**3:.0f} GiB here, {wanted / 1024**3:.0f} GiB wanted by {host.devices} emulators"
+    detail = f"{total / 1024**3:.0f} GiB here, {wanted / 1024**3:.0f} GiB wanted by {host.devices} emulators"
     remedy = "set num_workers lower, or spread the devices over a Ray cluster"
-    return checked("memory", there >= wanted, detail, remedy, needed=True)
+    return checked("memory", total >= wanted, detail, remedy, needed=True)
 
 
 def _kvm(host: HostPlan) -> list[Finding]:
@@ -144,7 +144,7 @@ def _kvm(host: HostPlan) -> list[Finding]:
 
 
 def _kvm_problem(path: Path) -> str:
-    """Returns the problem of KVM, empty if it works; opens it, because root may read the file of a broken one."""
+    """Returns the problem of KVM, empty if it works. Opens the device: root may read the file of a broken one, too."""
     try:
         device = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -182,16 +182,18 @@ def _sdk(host: HostPlan) -> list[Finding]:
 def _run_adb(adb: Path) -> tuple[bool, str]:
     """Returns whether adb runs, and its version or error."""
     try:
-        done = subprocess.run([adb, "version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False)
+        result = subprocess.run(
+            [adb, "version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, f"{adb} does not run: {error}"
-    return done.returncode == 0, ", ".join([str(adb), *(done.stdout or done.stderr).splitlines()[:1]])
+    return result.returncode == 0, ", ".join([str(adb), *(result.stdout or result.stderr).splitlines()[:1]])
 
 
 def _avd(host: HostPlan) -> list[Finding]:
     settings = host.settings
     config = Path(settings.android_avd_home).expanduser() / f"{settings.avd_name}.avd" / "config.ini"
-    # Its apps can be checked only when it runs: booting fails without the forwarder.
+    # The apps of a virtual device can be checked only while it runs; without the forwarder its boot fails.
     detail = f"{config.parent}" if config.is_file() else f"there is no {config}"
     remedy = (
         "create it with avdmanager (Pixel 6, API 33), run scripts/set_up_base_device once: it installs "
@@ -204,33 +206,33 @@ def _avd(host: HostPlan) -> list[Finding]:
 def _clones(host: HostPlan, base: Path) -> list[Finding]:
     """Checks whether the base device can be copied now, and the disk space of all copies."""
     pid = running_emulator(base)
-    stands = "it is not running" if pid is None else f"the process {pid} runs it"
-    findings = checked("base device can be cloned", pid is None, stands, "stop that emulator", needed=True)
+    detail = "it is not running" if pid is None else f"the process {pid} runs it"
+    findings = checked("base device can be cloned", pid is None, detail, "stop that emulator", needed=True)
     try:
         shared = shares_blocks(base.parent)
     except OSError as error:
         return [*findings, *checked("copies of the base device", False, str(error), "make it writable", needed=True)]
     each, emulators = allocated_bytes(base), host.devices
     space = 0 if shared else _bytes_wanted(host, each)
-    how = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
+    advice = "the file system shares blocks" if shared else "XFS with reflink or Btrfs would share blocks"
     detail = (
         f"{each / 1024**3:.1f} GiB each; {emulators} of them take {space / 1024**3:.0f} GiB more and, at "
-        f"{_COPIED_PER_S / 1e6:.0f} MB/s, about {space / _COPIED_PER_S / 60:.0f} min: {how}"
+        f"{_COPY_BYTES_PER_S / 1e6:.0f} MB/s, about {space / _COPY_BYTES_PER_S / 60:.0f} min: {advice}"
     )
     enough = shutil.disk_usage(base.parent).free >= space
     return [*findings, *checked("copies of the base device", enough, detail, "free space on that disk", needed=True)]
 
 
 def _checks_of_kind(host: HostPlan) -> list[Finding]:
-    """Reports what the kind of devices itself examines."""
+    """Runs the checks that the device kind itself defines."""
     checks = kind_of(host.settings.device).examine(host.settings)
-    return [line for one in checks for line in checked(one.name, one.passed, one.detail, one.remedy, needed=True)]
+    return [line for each in checks for line in checked(each.name, each.passed, each.detail, each.remedy, needed=True)]
 
 
 def _package(host: HostPlan) -> list[Finding]:
-    """Checks each package of the device workers' Python."""
+    """Checks whether the device workers' Python can import each package."""
     python, device = host.settings.android_world_python or sys.executable, host.settings.device
-    packages = {name: (module, _MAKE_IT) for name, module in _PACKAGES.items()}
+    packages = {name: (module, _INSTALL_REMEDY) for name, module in _PACKAGES.items()}
     if device not in SHIPPED_KINDS:
         known = installed(Group.DEVICES)
         address = known[device].target if device in known else device
@@ -248,10 +250,10 @@ def _import_problem(python: str, module: str) -> str:
     """Imports a module with that Python; returns the last line of its error, empty if it works."""
     command = [python, "-c", f"import {module}"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+    return "" if result.returncode == 0 else (result.stderr.strip().splitlines() or ["it failed"])[-1]
 
 
 def _ffmpeg(host: HostPlan) -> list[Finding]:

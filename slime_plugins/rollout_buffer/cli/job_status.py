@@ -25,7 +25,7 @@ _COLORS = {
 }
 
 
-_OUT = ("quarantined", "booting")
+_UNUSABLE_STATES = ("quarantined", "booting")
 
 
 def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -37,11 +37,11 @@ def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def _job(job: Mapping[str, Any]) -> RenderableType:
     slots = job["slots"]
-    done = slots["submitted"] - slots["open"]
+    closed = slots["submitted"] - slots["open"]
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=done, width=40, complete_style=_bar_style(job), finished_style=_bar_style(job)), Text(f"{done}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
+    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=closed, width=40, complete_style=_bar_style(job), finished_style=_bar_style(job)), Text(f"{closed}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
     lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
-    explained = "".join(one["message"] for one in (job.get("now") or {}).get("explanation", ()))
+    explained = "".join(entry["message"] for entry in (job.get("now") or {}).get("explanation", ()))
     first, _, traceback = job["cause"].partition("\n")
     if first and first not in explained:
         lines.append(Text(f"  cause: {first}", style="red"))
@@ -51,14 +51,14 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
         lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
     report = job.get("devices")
-    if report and report["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned them
+    if report and report["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned its devices
         lines.extend(_devices(report))
     return Group(*lines)
 
 
 def _bar_style(job: Mapping[str, Any]) -> str:
     """Returns red for a job that failed, or that delivers nothing until an operator acts."""
-    stopped = any(one["severity"] == "stopped" for one in (job.get("now") or {}).get("explanation", ()))
+    stopped = any(entry["severity"] == "stopped" for entry in (job.get("now") or {}).get("explanation", ()))
     return "red" if stopped or job["state"] == "failed" else "green"
 
 
@@ -68,19 +68,19 @@ def _bias(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
     return [Text(f"  trained, by duration: {', '.join(shares)}", style="dim")] if len(shares) > 1 else []
 
 
-_SEVERITY = {"ok": "green", "wait": "yellow", "attention": "yellow", "stopped": "bold red"}
+_SEVERITY_STYLES = {"ok": "green", "wait": "yellow", "attention": "yellow", "stopped": "bold red"}
 
 
 def _now(now: Mapping[str, Any]) -> list[Text]:
     """Returns the explanations of the job, then the results of its latest episodes."""
     lines = []
-    for one in now.get("explanation", ()):
-        lines.append(Text(f"  {one['message']}", style=_SEVERITY.get(one["severity"], "")))
-        if one["advice"]:
-            lines.append(Text(f"    {one['advice']}"))
-    if places := now.get("concurrency"):
-        why = f" (auto: {places['reason']})" if places.get("auto") else ""
-        lines.append(Text(f"  episodes at once: {places['limit']}{why}", style="dim"))
+    for entry in now.get("explanation", ()):
+        lines.append(Text(f"  {entry['message']}", style=_SEVERITY_STYLES.get(entry["severity"], "")))
+        if entry["advice"]:
+            lines.append(Text(f"    {entry['advice']}"))
+    if concurrency := now.get("concurrency"):
+        reason = f" (auto: {concurrency['reason']})" if concurrency.get("auto") else ""
+        lines.append(Text(f"  episodes at once: {concurrency['limit']}{reason}", style="dim"))
     newest = now.get("newest") or {}
     if newest.get("episodes"):
         success = "" if newest["success"] is None else f", success {newest['success']:.0%}"
@@ -93,10 +93,10 @@ def _devices(report: Mapping[str, Any]) -> list[Text]:
     """Returns a line for the pool, and one for each quarantined or booting device with the reason."""
     states = Counter(device["state"] for device in report["devices"])
     counted = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    out = [device for device in report["devices"] if device["state"] in _OUT and device["last_error"]]
+    unusable = [device for device in report["devices"] if device["state"] in _UNUSABLE_STATES and device["last_error"]]
     return [
         Text(f"  devices of {report['pool']}, {report['age_s']:.0f} s ago: {counted}", style="dim"),
-        *(Text(f"  {each['device_id']} is {each['state']}: {each['last_error']}", style="yellow") for each in out),
+        *(Text(f"  {each['device_id']} is {each['state']}: {each['last_error']}", style="yellow") for each in unusable),
     ]
 
 

@@ -62,7 +62,7 @@ class TestedServer:
         self._server_url = server_url
 
     async def rollout(self, request: Any) -> RolloutResponse:
-        """Plays a request, with defaults filled in and this trainer; returns its final response.
+        """Plays a request for this trainer, with defaults for missing fields; returns its final response.
 
         Raises:
             RuntimeError: the rollout failed, with the message of its final response.
@@ -106,7 +106,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
     """Runs the tests in a file, reports each result to ``on_result``, and returns the number of failures.
 
     Args:
-        file: functions ``test_…``, async or plain.
+        file: a Python file with functions ``test_…``, async or plain.
         engine_url: the SGLang server to sample with; None: the scripted engine is started, which calls the calculator.
         tokenizer: the folder of the engine's tokenizer; None: that of the scripted engine.
         on_result: called with a sentence for each test, and whether it passed.
@@ -119,7 +119,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
 
 def _compiled(file: Path) -> Any:
-    """Compiles the file; if that fails, without its lines ``...``, which stand for omitted parts of a literal.
+    """Compiles the file; if that fails, without its lines of ``...``, which stand for parts left out of a literal.
 
     Raises:
         ConfigError: it cannot be read, or is not valid Python.
@@ -128,12 +128,12 @@ def _compiled(file: Path) -> Any:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} cannot be read: {error}") from error
-    whole = "\n".join("" if line.strip() == "..." else line for line in text.splitlines())
+    without_ellipses = "\n".join("" if line.strip() == "..." else line for line in text.splitlines())
     try:
         return _compile(text, file)
     except SyntaxError:
         try:
-            return _compile(whole, file)
+            return _compile(without_ellipses, file)
         except SyntaxError as error:
             raise ConfigError(f"{file} line {error.lineno} is not valid Python: {error.msg}") from error
 
@@ -159,7 +159,7 @@ async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bo
             result = test() if inspect.iscoroutinefunction(test) else await asyncio.to_thread(test)
             if inspect.isawaitable(result):
                 await result
-    except Exception as error:  # noqa: BLE001 - a user's test may raise any error: it has failed then
+    except Exception as error:  # noqa: BLE001 - a user's test fails by any error
         trace = "".join(traceback.format_exception(error, limit=-2)).rstrip()
         on_result(f"FAILED {name}\n{trace}", False)
         return False
@@ -169,7 +169,7 @@ async def _passes(name: str, test: Callable[[], Any], on_result: OnResult) -> bo
 
 @asynccontextmanager
 async def _served(engine_url: str, folder: Path | None) -> AsyncIterator[TestedServer]:
-    """Runs both sides on this event loop."""
+    """Serves the rollout server and its trainer on this event loop."""
     name = DEMO_NAME if folder is None else "given"
     catalog = TokenizerCatalog(TokenizerSettings(default_name=name, folders={} if folder is None else {name: folder}))
     engine = make_engine(engine_url)
@@ -195,10 +195,14 @@ async def _engine(url: str | None) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         child = ChildProcess("engine", command, log_file=Path(folder, "engine.log"))
         try:
-            found = f"http://127.0.0.1:{port}"
+            started_url = f"http://127.0.0.1:{port}"
             await asyncio.to_thread(
-                wait_until_healthy, child, f"{found}/health", timeout_s=ENGINE_START_TIMEOUT_S, error=UnavailableError
+                wait_until_healthy,
+                child,
+                f"{started_url}/health",
+                timeout_s=ENGINE_START_TIMEOUT_S,
+                error=UnavailableError,
             )
-            yield found
+            yield started_url
         finally:
             child.stop(ENGINE_STOP_TIMEOUT_S)

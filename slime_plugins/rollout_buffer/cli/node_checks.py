@@ -1,4 +1,4 @@
-"""A program that examines every node of a Ray cluster for emulators; ``rollout-buffer doctor`` calls it.
+"""A program that checks every node of a Ray cluster for what emulators need; ``rollout-buffer doctor`` runs it.
 
     python -m slime_plugins.rollout_buffer.cli.node_checks ADDRESS < SETTINGS
 
@@ -45,7 +45,7 @@ def examine_nodes(address: str, settings: AndroidWorldSettings, timeout_s: float
             remedy = "restart Ray on that node, or look whether it is overloaded"
             findings += checked(f"node {reply.address}", False, reply.problem, remedy, needed=True)
         else:
-            findings += [replace(one, name=f"{reply.address}: {one.name}") for one in reply.result]
+            findings += [replace(each, name=f"{reply.address}: {each.name}") for each in reply.result]
     wanted = settings.num_workers + settings.spare_devices
     room = sum(room_for_devices(settings, reply.resources) for reply in replies)
     detail = f"{room} of {wanted} devices fit on the nodes at once"

@@ -1,7 +1,8 @@
-"""Commands whose options are the fields of one class, which the command gets as its first argument.
+"""Decorators that turn the fields of one class into a command's options; the command gets their values together.
 
-With settings, each field is a flag, an environment variable and a key: a value comes from its flag, else its
-environment variable, else the file of ``--config``, else the field's default. The field validates it.
+``with_options`` takes a dataclass, ``with_settings`` a settings model. A field of a settings model can be set by a
+flag, by an environment variable, and by a key in the file of ``--config``. The flag overrides the variable, the
+variable the file, and the file the field's default.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replaces a command's first parameter by an option for each field of ``model`` that has a description.
 
-    The command gets the fields' values, defaults included, by field name; those that are None are left out. A field
-    with several values is a repeatable option, left out if it was not given. ``--some-flag`` is ``PREFIX_SOME_FLAG``
-    in the environment and ``some_flag`` in a file; ``json_schema_extra`` may name another flag.
+    The command gets a dict of field names and values; it includes defaults, but no value that is None. A field that is
+    a tuple becomes a repeatable option, and is not in the dict if the option was not given. ``--some-flag`` is
+    ``PREFIX_SOME_FLAG`` in the environment and ``some_flag`` in a file. By default a flag is named after its field;
+    the field's ``json_schema_extra`` may name another flag.
     """
     fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
 
     def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         if path is not None:
-            ctx.default_map = _read(path, fields)
+            ctx.default_map = _read_settings_file(path, fields)
         return path
 
     config = typer.Option(
@@ -39,7 +41,7 @@ def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[...
         show_envvar=False,
         is_eager=True,
         callback=read_config,
-        help="YAML file with these settings, each by its flag's name with _ for -; flags and environment come first.",
+        help="YAML file with settings; each key is a flag's name with _ for -. Flags and environment override it.",
     )
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
@@ -55,7 +57,10 @@ def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[...
 
 
 def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replaces a command's first parameter, a dataclass of ``kind``, by its fields, which typer's options annotate."""
+    """Replaces a command's first parameter, which is a dataclass of type ``kind``, by an option for each of its fields.
+
+    The annotation of each field holds its typer option.
+    """
     annotations = get_type_hints(kind, include_extras=True)
     defaults = inspect.signature(kind).parameters
     options = [_parameter(name, annotation, defaults[name].default) for name, annotation in annotations.items()]
@@ -72,10 +77,10 @@ def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..
 def _as_command(
     run: Callable[..., None], command: Callable[..., None], options: list[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Returns ``run`` with the name of ``command``, with options in place of its first parameter."""
+    """Returns ``run`` with name, docstring and parameters of ``command``, whose first parameter ``options`` replace."""
     others = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     parameters = [*options, *(other.replace(kind=inspect.Parameter.KEYWORD_ONLY) for other in others)]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer looks at
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run
@@ -85,7 +90,7 @@ def _option(name: str, field: FieldInfo, prefix: str) -> inspect.Parameter:
     annotation: Any = field.annotation
     default = field.default
     if get_origin(annotation) is tuple:
-        annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]  # it is for typer
+        annotation, default = list[get_args(annotation)[0]] | None, None  # type: ignore[misc]  # only typer reads it
     flag, variable = _flag_of(name, field), f"{prefix}_{_file_key_of(name, field).upper()}"
     option = typer.Option(flag, envvar=variable, show_envvar=False, help=field.description)
     return _parameter(name, Annotated[annotation, option], default)
@@ -106,28 +111,28 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _read(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
+def _read_settings_file(path: Path, fields: dict[str, FieldInfo]) -> dict[str, Any]:
     """Returns a file's settings by field name."""
     keys = {_file_key_of(name, field): name for name, field in fields.items()}
     try:
-        found, _ = load_yaml(path.read_text("utf-8"), str(path))
+        content, _ = load_yaml(path.read_text("utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"{path} is not YAML: {error}") from error
     except (OSError, ConfigError) as error:
         raise typer.BadParameter(str(error)) from error
-    if found is None:
+    if content is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise typer.BadParameter(f"{path} must be a YAML mapping of settings")
-    for key in found:
+    for key in content:
         if key not in keys:
             near = difflib.get_close_matches(str(key), keys, n=1)
             meant = f"did you mean {near[0]}?" if near else f"known settings: {', '.join(keys)}"
             raise typer.BadParameter(f"{path}: {key} is not known: {meant}")
-    given = {keys[key]: value for key, value in found.items() if value is not None}
-    return {name: _as_given(value, fields[name]) for name, value in given.items()}
+    values = {keys[key]: value for key, value in content.items() if value is not None}
+    return {name: _as_option_value(value, fields[name]) for name, value in values.items()}
 
 
-def _as_given(value: Any, field: FieldInfo) -> Any:
-    """Returns a file's value as a flag would; a single value may stand for a list."""
+def _as_option_value(value: Any, field: FieldInfo) -> Any:
+    """Returns a file's value in the form of the option's value: for a repeatable option, a single value in a list."""
     return [value] if get_origin(field.annotation) is tuple and not isinstance(value, list) else value

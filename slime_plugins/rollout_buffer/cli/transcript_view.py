@@ -41,8 +41,8 @@ def message_lines(
     calls = message.get("tool_calls") or []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, Mapping) else call
-        shown = f"{function.get('name')} {function.get('arguments')}" if isinstance(function, Mapping) else function
-        yield from _text(f"→ {shown}", max_characters, "bold yellow")
+        call_text = f"{function.get('name')} {function.get('arguments')}" if isinstance(function, Mapping) else function
+        yield from _text(f"→ {call_text}", max_characters, "bold yellow")
 
 
 def _text_of(part: Any) -> str:
@@ -81,9 +81,9 @@ def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _text(text: str, max_characters: int | None, style: str = "") -> Iterator[RenderableType]:
     text = text.strip()
-    more = 0 if max_characters is None else len(text) - max_characters
-    if more > 0:
-        rest = f"… {more} more characters (--json shows them)"
+    hidden = 0 if max_characters is None else len(text) - max_characters
+    if hidden > 0:
+        rest = f"… {hidden} more characters (--json shows them)"
         yield _indented(Text.assemble((text[:max_characters], style), (rest, "dim")))
     elif text:
         yield _indented(Text(text, style=style))

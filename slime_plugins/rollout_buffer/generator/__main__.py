@@ -1,7 +1,7 @@
 """``python -m slime_plugins.rollout_buffer.generator [FOLDER …]``: prints the registry's catalog as JSON.
 
-The supervisor runs it in a process of its own, because a generator file may crash, hang or use all memory. It writes
-the file being loaded as a heartbeat to ``--progress-fd``; files given with ``--skip`` are not loaded.
+The supervisor runs it in a process of its own, because a generator file may crash, hang or use all memory. Before it
+loads a file, it writes a heartbeat with the file's name to ``--progress-fd``. It does not load ``--skip`` files.
 """
 
 import argparse
@@ -28,5 +28,5 @@ if __name__ == "__main__":
 
     files = generator_files(options.folders)
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what the files print
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the files print goes to stderr
         output.write(describe(discover(options.folders, skip=options.skip, on_file=report_file), files) + "\n")

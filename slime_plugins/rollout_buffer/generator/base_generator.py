@@ -118,11 +118,11 @@ class ReportsDevices(Protocol):
 
 
 class ReplyCutError(Exception):
-    """The engine cut a reply: at its token limit, or from outside. ``MultiTurnGenerator`` ends the episode then."""
+    """The engine cut a reply, at its token limit or by an abort. ``MultiTurnGenerator`` then ends the episode."""
 
 
 class Chat:
-    """The conversation of one episode. What is sampled in it is trained; what is said in between is context.
+    """The conversation of one episode. Sampled replies are trained; the messages between them are context.
 
     ``messages`` holds all of it so far. ``tools``, schemas in OpenAI's form, stand in the prompt when they are set
     before the first reply.
@@ -137,16 +137,16 @@ class Chat:
         self._engine = engine
         self._tokens = tokens
 
-    async def sample(self, *said: Message | str) -> str:
+    async def sample(self, *messages: Message | str) -> str:
         """Appends messages, samples the policy's reply and returns it, without its end-of-turn token.
 
-        A text is said as ``user``. Later prompts continue the first one, id by id: no reply is tokenized again.
+        A string is a message of ``user``. Later prompts continue the first one, id by id: no reply is tokenized again.
 
         Raises:
-            EngineError: the engine broke; the attempt is repeated.
-            ReplyCutError: the reply has not ended. Leave it: the episode ends as truncated, with reward 0.
+            EngineError: the engine failed; the attempt is retried.
+            ReplyCutError: the reply was cut. Do not catch it: the episode ends as truncated, with reward 0.
         """
-        new = [{"role": "user", "content": one} if isinstance(one, str) else dict(one) for one in said]
+        new = [{"role": "user", "content": each} if isinstance(each, str) else dict(each) for each in messages]
         if not new:
             raise GeneratorError("chat.sample() needs a message: nothing was said since the last reply")
         prompt_ids = self._prompt(new)
@@ -195,9 +195,9 @@ _ENDINGS = {
 
 
 class MultiTurnGenerator:
-    """A conversation of as many turns as it takes, and a reward: override ``converse``.
+    """A template for conversations of any number of turns: override ``converse``.
 
-    A reply that was cut by its token limit ends the episode with reward 0.
+    A reply that was cut ends the episode with reward 0.
     """
 
     REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
@@ -243,9 +243,9 @@ class MultiTurnGenerator:
             score = Score(reward=score)
         if not chat.generations:
             raise GeneratorError(f"{type(self).__name__} sampled no reply")
-        last = chat.generations[-1].finish_reason
-        outcome, stop_reason = _ENDINGS[last]
-        told = {} if score.success is None else {"success": score.success}
+        finish_reason = chat.generations[-1].finish_reason
+        outcome, stop_reason = _ENDINGS[finish_reason]
+        success_entry = {} if score.success is None else {"success": score.success}
         return Trajectory(
             uid=episode.uid,
             instance_id=episode.instance.instance_id,
@@ -256,10 +256,10 @@ class MultiTurnGenerator:
             stop_reason=stop_reason,
             generations=chat.timer.with_environment_times(chat.generations),
             extra_info={
-                "finish_reason": last,
-                "output_tokens": sum(len(one.output_ids) for one in chat.generations),
-                **told,
-                **({"reward_breakdown": {**told, **score.parts}} if score.parts else {}),
+                "finish_reason": finish_reason,
+                "output_tokens": sum(len(generation.output_ids) for generation in chat.generations),
+                **success_entry,
+                **({"reward_breakdown": {**success_entry, **score.parts}} if score.parts else {}),
             },
             timings_s=chat.timer.seconds(),
         )

@@ -2,7 +2,7 @@
 
     defaults  <  YAML file  <  environment  <  command line
 
-Each layer stores the place of every key, so that an error names its line, variable or option. The caller passes the
+Each layer stores where every key was set, so that an error names its line, variable or option. The caller passes the
 settings model.
 """
 
@@ -27,7 +27,7 @@ Address = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """Values, nested as the settings are, and the place of each, such as ``config.yaml: line 3: ``."""
+    """Values, nested as the settings are, and where each was set: a prefix of errors like ``config.yaml: line 3: ``."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[Address, str] = field(default_factory=dict)
@@ -60,10 +60,10 @@ def from_variables(environment: Mapping[str, str], prefix: str) -> Layer:
     Raises:
         ConfigError: a value is not valid YAML.
     """
-    found = sorted(name for name in environment if name.startswith(prefix))
+    names = sorted(name for name in environment if name.startswith(prefix))
     assigned = [
         (tuple(name.removeprefix(prefix).lower().split("__")), environment[name], f"environment variable {name}: ")
-        for name in found
+        for name in names
     ]
     return _assigned(assigned)
 
@@ -122,18 +122,18 @@ def merged(layers: Sequence[Layer]) -> Layer:
     values: dict[str, Any] = {}
     places: dict[Address, str] = {}
     for layer in layers:
-        values = _put_over(values, layer.values)
+        values = _overridden(values, layer.values)
         places |= layer.places
     return Layer(values=values, places=places)
 
 
-def _put_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    put = dict(base)
+def _overridden(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
     for key, value in top.items():
-        below = put.get(key)
+        below = result.get(key)
         sections = isinstance(below, Mapping) and isinstance(value, Mapping)
-        put[key] = _put_over(cast("Mapping[str, Any]", below), value) if sections else value
-    return put
+        result[key] = _overridden(cast("Mapping[str, Any]", below), value) if sections else value
+    return result
 
 
 # ---- validation ------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def with_job_options(
     """Returns the host's settings overridden by ``section`` of a job's payload, which may set ``keys`` only.
 
     Raises:
-        ConfigError: as ``validated``; or a key is the host's, set in the file that the variable ``variable`` names.
+        ConfigError: as ``validated``; or a key is reserved for the host's own file, which ``variable`` names.
     """
     overrides = options.get(section) or {}
     if not isinstance(overrides, Mapping):
@@ -177,7 +177,7 @@ def with_job_options(
 
 
 def setting_names(model: type[BaseModel], above: str = "") -> Iterator[str]:
-    """Yields every setting, those of a section with a dot: ``reward.step_decay``."""
+    """Yields the name of every setting; a setting of a section has a dot: ``reward.step_decay``."""
     for name, described in model.model_fields.items():
         below = described.annotation
         if isinstance(below, type) and issubclass(below, BaseModel):

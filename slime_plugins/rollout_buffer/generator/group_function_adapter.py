@@ -92,7 +92,7 @@ def _as_item(member: Member) -> ItemDict:
 
 
 def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
-    """Applies the returned rewards and order; a repeated uid is a copy of its trajectory."""
+    """Returns members with the rewards and in the order that a group function returned; a repeated uid is a copy."""
     items = answer[1] if isinstance(answer, tuple) else answer
     known = {member.uid: member for member in before}
     seen: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The outcome of an episode, by why it stopped: the same in every loop of ours."""
+"""The outcome of an episode for each stop reason; every episode loop of this project uses it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORB
 
 
 def outcome_of(stop_reason: StopReason) -> Outcome:
-    """Returns ``truncated`` if the last reply or the context was cut; the limit of turns completes an episode."""
+    """Returns ``truncated`` if the last reply or the context was cut; reaching the limit of turns is ``completed``."""
     if stop_reason is StopReason.ABORTED:
         return Outcome.ABORTED
     return Outcome.TRUNCATED if stop_reason in _CUT else Outcome.COMPLETED

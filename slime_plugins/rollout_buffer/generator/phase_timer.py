@@ -37,7 +37,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def with_environment_times(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
-        """Returns an episode's generations with the seconds from each reply to the next request, the last until now."""
+        """Returns an episode's generations with the seconds between each reply and the next request, or now."""
         starts = [start for start, _ in self._requests[1:]] + [self._clock()]
         gaps = [start - end for start, (_, end) in zip(starts, self._requests, strict=False)]
-        return tuple(replace(one, environment_s=gap) for one, gap in zip(generations, gaps, strict=False))
+        return tuple(replace(generation, environment_s=gap) for generation, gap in zip(generations, gaps, strict=False))

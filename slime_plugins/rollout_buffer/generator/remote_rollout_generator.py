@@ -5,7 +5,7 @@ The runner serves the trainer's side of the protocol at an address that the roll
 there are recorded with exact ids; the reward is computed here, from the final messages: 1 if the last answer equals the
 label, else 0. For another reward subclass ``RemoteRolloutGenerator`` in your own file and override ``reward``.
 
-Options of the job (only the first and the job's ``tokenizer_path`` are required):
+Options of the job (only the first and the job's ``tokenizer_path`` are required; defaults are in parentheses):
 
 * ``remote_rollout_url``: the rollout server. The environment variable ``ROLLOUT_SERVER_TOKEN`` is its bearer token.
 * ``remote_rollout_callback_host`` (127.0.0.1), ``remote_rollout_callback_port`` (a free one): where the runner listens.
@@ -177,7 +177,7 @@ class RemoteRolloutGenerator:
     async def _rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Requests a rollout and returns its final response.
 
-        The request is repeated after a broken connection: one with the same id attaches to the running rollout.
+        The request is repeated after a broken connection: a request with the same id attaches to the running rollout.
         """
         timeout_s = float(self._options.get("remote_rollout_timeout_s") or 3600.0)
         return await self._call("POST", "/rollout", body, timeout_s=timeout_s)

@@ -31,8 +31,10 @@ from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 
 def attempts(
     job_id: JobId,
-    error_code: Annotated[str | None, typer.Option(help="Only those with this error code, like `engine`.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only those with this text in their instance id or error.")] = None,
+    error_code: Annotated[str | None, typer.Option(help="Only attempts with this error code, like `engine`.")] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Only attempts with this text in their instance id or error.")
+    ] = None,
     transcripts: Annotated[
         bool, typer.Option("--transcripts/--no-transcripts", help="Print the transcript of each, if it was stored.")
     ] = True,
@@ -54,35 +56,35 @@ def attempts(
     if as_json:
         print_json(page)
         return
-    shown: set[str] = set()
-    for failed in page["attempts"]:
-        console.print(_failed_head(failed))
-        if traceback := failed["traceback"]:
-            again = "(the same traceback as above)"
-            console.print(Padding(Text(again if traceback in shown else traceback, style="red"), (1, 0, 0, 2)))
-            shown.add(traceback)
-        for message in failed["messages"] or ():
+    printed_tracebacks: set[str] = set()
+    for attempt in page["attempts"]:
+        console.print(_attempt_summary(attempt))
+        if traceback := attempt["traceback"]:
+            text = "(the same traceback as above)" if traceback in printed_tracebacks else traceback
+            console.print(Padding(Text(text, style="red"), (1, 0, 0, 2)))
+            printed_tracebacks.add(traceback)
+        for message in attempt["messages"] or ():
             for line in message_lines(message, _image_name, LONG_TEXT):
                 console.print(line)
         console.print()
-    nothing = "no such attempt failed" if error_code or search or cursor else f"no attempt of {job_id} failed"
-    print_page("" if page["attempts"] else nothing, page)
+    empty_page = "no such attempt failed" if error_code or search or cursor else f"no attempt of {job_id} failed"
+    print_page("" if page["attempts"] else empty_page, page)
     if page["log"]:
         console.print(f"The runner's log: {page['log']}", style="dim", highlight=False, soft_wrap=True)
 
 
 def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the page of ``GET /jobs/<id>/attempts``, read from a data directory, also if no server runs."""
+    """Returns the same page as ``GET /jobs/<id>/attempts``, read from a data directory; needs no running server."""
     from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
     from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
     from slime_plugins.rollout_buffer.wire.request_fields import parse
 
-    given = {key: value for key, value in query.items() if value is not None}
+    parameters = {key: value for key, value in query.items() if value is not None}
     with opened_store(data_dir) as store:
-        return {**failed_attempts(store, job_id, parse(AttemptPageQuery, given))}
+        return {**failed_attempts(store, job_id, parse(AttemptPageQuery, parameters))}
 
 
-def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
+def _attempt_summary(failed: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     place = (
         f"slot {failed['slot']}, attempt {failed['attempt']}, group {failed['group_index']}, epoch {failed['epoch']}"
@@ -100,5 +102,5 @@ def _failed_head(failed: Mapping[str, Any]) -> RenderableType:
 
 
 def _image_name(url: str) -> RenderableType:
-    """Returns the name of a screenshot, because those of failed attempts are not stored."""
+    """Returns the text to print for a screenshot: the server stores no screenshots of failed attempts."""
     return Text(f"[screenshot {url.removeprefix(IMAGE_URL_PREFIX)[:80]}]", style="dim")

@@ -185,7 +185,7 @@ def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
-    """Plays missing samples and returns the report; prints the report so far if it is stopped."""
+    """Plays missing samples and returns the report; if it is stopped, prints the report so far and raises."""
     from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
 
     try:
@@ -272,7 +272,7 @@ def _live_report() -> Iterator[Callable[[Report], None]]:
 
 
 def _print_unless_json(report: Report, output: Path, *, as_json: bool) -> None:
-    """Prints a report before an error, which has it in its ``detail`` as JSON."""
+    """Prints a report as text before an error is raised; with ``--json`` the error's ``detail`` holds the report."""
     if not as_json:
         _print_report(report, None, output, as_json=False)
 

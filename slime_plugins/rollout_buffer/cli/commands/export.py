@@ -71,7 +71,7 @@ class _Tally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Export:
-    """Source, filters and image handling of one export."""
+    """One export: the job that is read, which of its trajectories are written, and where their screenshots go."""
 
     client: RolloutBufferClient
     job_id: str
@@ -103,7 +103,7 @@ def export(
         refuse_existing(output, overwrite=overwrite)
         if output.is_dir() and not (output / "dataset_info.json").is_file():
             raise ConfigError(f"--output {output} is a folder that holds no data set, and is not replaced")
-        work = _Export(
+        this_export = _Export(
             client=connect(url),
             job_id=job_id,
             include_undelivered=include_undelivered,
@@ -111,9 +111,9 @@ def export(
             images_folder=output.with_name(f"{output.name}.images"),
             inline=file_format is Format.JSONL and images is Images.EMBED,
         )
-        work.client.job(job_id)
-        _write_whole(work, output, write)
-    tally = work.tally
+        this_export.client.job(job_id)
+        _write_whole(this_export, output, write)
+    tally = this_export.tally
     if as_json:
         print_json({"job_id": job_id, "format": file_format.value, "output": str(output), **asdict(tally)})
         return
@@ -128,7 +128,7 @@ def export(
         console.print(f"{tally.not_delivered} were left out because they were not delivered; --all takes them too")
 
 
-def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], None]) -> None:
+def _write_whole(export: _Export, output: Path, write: Callable[[_Export, Path], None]) -> None:
     """Writes to a temporary file and renames it when it is complete.
 
     Raises:
@@ -137,11 +137,11 @@ def _write_whole(work: _Export, output: Path, write: Callable[[_Export, Path], N
     partial = output.with_name(f"{output.name}.partial")
     _remove(partial)
     try:
-        write(work, partial)
-        tally = work.tally
+        write(export, partial)
+        tally = export.tally
         if tally.not_delivered and not tally.written + tally.purged + tally.damaged:
             raise ConfigError(
-                f"none of {tally.not_delivered} trajectories of {work.job_id} was delivered: --all takes them too"
+                f"none of {tally.not_delivered} trajectories of {export.job_id} was delivered: --all takes them too"
             )
         if output.is_dir() or partial.is_dir():
             _remove(output)
@@ -160,106 +160,106 @@ def _remove(path: Path) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _trajectories(work: _Export) -> Iterator[dict[str, Any]]:
+def _trajectories(export: _Export) -> Iterator[dict[str, Any]]:
     """Yields full trajectories one at a time."""
-    for entry in _listed(work):
+    for entry in _selected_entries(export):
         try:
-            form = "inline" if work.inline else "hash"
-            found = work.client.trajectory(entry["uid"], job_id=work.job_id, images=form)
+            form = "inline" if export.inline else "hash"
+            trajectory = export.client.trajectory(entry["uid"], job_id=export.job_id, images=form)
         except NotFoundError:
-            work.tally.purged += 1
+            export.tally.purged += 1
             continue
         except DamagedError:
-            work.tally.damaged += 1
+            export.tally.damaged += 1
             continue
-        work.tally.written += 1
-        yield found
+        export.tally.written += 1
+        yield trajectory
 
 
-def _listed(work: _Export) -> Iterator[dict[str, Any]]:
+def _selected_entries(export: _Export) -> Iterator[dict[str, Any]]:
     @functools.lru_cache(maxsize=GROUPS_REMEMBERED)
     def delivered_uids(group_index: int) -> frozenset[str]:
-        return frozenset(one["source_uid"] for one in work.client.group(group_index)["delivered"])
+        return frozenset(member["source_uid"] for member in export.client.group(group_index)["delivered"])
 
     def was_delivered(entry: Mapping[str, Any]) -> bool:
         return entry["group_state"] == "delivered" and entry["uid"] in delivered_uids(entry["group_index"])
 
     cursor: int | None = None
     while True:
-        page = work.client.trajectories(job_id=work.job_id, limit=PAGE, cursor=cursor)
+        page = export.client.trajectories(job_id=export.job_id, limit=PAGE, cursor=cursor)
         for entry in page["trajectories"]:
-            if work.include_undelivered or was_delivered(entry):
+            if export.include_undelivered or was_delivered(entry):
                 yield entry
             else:
-                work.tally.not_delivered += 1
+                export.tally.not_delivered += 1
         cursor = page["next_cursor"]
         if cursor is None:
             return
 
 
-def _screenshots(work: _Export, found: Mapping[str, Any]) -> Iterator[tuple[str, str, bytes | None]]:
+def _screenshots(export: _Export, trajectory: Mapping[str, Any]) -> Iterator[tuple[str, str, bytes | None]]:
     """Yields (hash, path, bytes) of a trajectory's screenshots; bytes only if they are embedded."""
-    for sha256 in found.get("images") or []:
-        if work.images is Images.NONE or work.inline:
+    for sha256 in trajectory.get("images") or []:
+        if export.images is Images.NONE or export.inline:
             yield sha256, sha256, None
             continue
         try:
-            path, content = _fetched(work, sha256)
+            path, content = _fetched(export, sha256)
         except (NotFoundError, DamagedError):
-            work.tally.missing_images += 1
+            export.tally.missing_images += 1
             path, content = sha256, None
         yield sha256, path, content
 
 
-def _fetched(work: _Export, sha256: str) -> tuple[str, bytes | None]:
-    if work.images is Images.FILES:
-        there = next(work.images_folder.glob(f"{sha256}.*"), None)
-        if there is not None:
-            return f"{work.images_folder.name}/{there.name}", None
-    content = work.client.get_image(sha256)
+def _fetched(export: _Export, sha256: str) -> tuple[str, bytes | None]:
+    if export.images is Images.FILES:
+        existing = next(export.images_folder.glob(f"{sha256}.*"), None)
+        if existing is not None:
+            return f"{export.images_folder.name}/{existing.name}", None
+    content = export.client.get_image(sha256)
     name = f"{sha256}.{(image_media_type(content) or 'image/bin').removeprefix('image/')}"
-    if work.images is Images.EMBED:
+    if export.images is Images.EMBED:
         return name, content
-    work.images_folder.mkdir(parents=True, exist_ok=True)
-    partial = work.images_folder / f".{name}"  # a file that an aborted export left behind is written again
+    export.images_folder.mkdir(parents=True, exist_ok=True)
+    partial = export.images_folder / f".{name}"  # a file that an aborted export left behind is written again
     partial.write_bytes(content)
-    partial.replace(work.images_folder / name)
-    return f"{work.images_folder.name}/{name}", None
+    partial.replace(export.images_folder / name)
+    return f"{export.images_folder.name}/{name}", None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 def _writer(file_format: Format) -> Callable[[_Export, Path], None]:
-    """Returns the writer of a format; fails before anything is read if its library is missing."""
+    """Returns the writer of a format; if its library is missing, raises before any trajectory is read."""
     if file_format is Format.JSONL:
         return _write_jsonl
-    _need("pyarrow", "parquet")
+    _require_library("pyarrow", "parquet")
     if file_format is Format.PARQUET:
         return _write_parquet
-    _need("datasets", "datasets")
+    _require_library("datasets", "datasets")
     return _write_data_set
 
 
-def _need(library: str, extra: str) -> None:
+def _require_library(library: str, extra: str) -> None:
     try:
         __import__(library)
     except ImportError as error:
         raise ConfigError(f"--format {extra} needs the extra {extra!r}: {install_extra(extra)}") from error
 
 
-def _write_jsonl(work: _Export, path: Path) -> None:
+def _write_jsonl(export: _Export, path: Path) -> None:
     with path.open("wb") as file:
-        for found in _trajectories(work):
-            shots = [{"sha256": sha256, "path": where} for sha256, where, _ in _screenshots(work, found)]
-            line = found if work.inline or work.images is Images.NONE else {**found, "images": shots}
+        for trajectory in _trajectories(export):
+            images = [{"sha256": sha256, "path": name} for sha256, name, _ in _screenshots(export, trajectory)]
+            line = trajectory if export.inline or export.images is Images.NONE else {**trajectory, "images": images}
             file.write(orjson.dumps(line) + b"\n")
 
 
-def _row(work: _Export, found: Mapping[str, Any]) -> dict[str, Any]:
-    shots = [{"bytes": content, "path": path} for _, path, content in _screenshots(work, found)]
-    texts = {name: orjson.dumps(found.get(name)).decode() for name in AS_JSON}
-    return {**{name: found.get(name) for name in (*TEXTS, *INTEGERS, *NUMBERS, "late")}, **texts, "images": shots}
+def _row(export: _Export, trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    images = [{"bytes": content, "path": path} for _, path, content in _screenshots(export, trajectory)]
+    texts = {name: orjson.dumps(trajectory.get(name)).decode() for name in AS_JSON}
+    return {**{name: trajectory.get(name) for name in (*TEXTS, *INTEGERS, *NUMBERS, "late")}, **texts, "images": images}
 
 
 def _schema() -> Any:
@@ -277,20 +277,20 @@ def _schema() -> Any:
     )
 
 
-def _write_parquet(work: _Export, path: Path) -> None:
+def _write_parquet(export: _Export, path: Path) -> None:
     import pyarrow
     from pyarrow import parquet
 
     schema = _schema()
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for rows in _batched(_trajectories(work)):
-            writer.write_table(pyarrow.Table.from_pylist([_row(work, found) for found in rows], schema=schema))
+        for batch in _batched(_trajectories(export)):
+            writer.write_table(pyarrow.Table.from_pylist([_row(export, each) for each in batch], schema=schema))
 
 
-def _batched(found: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def _batched(trajectories: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
-    for one in found:
-        batch.append(one)
+    for trajectory in trajectories:
+        batch.append(trajectory)
         if len(batch) == ROWS_AT_ONCE:
             yield batch
             batch = []
@@ -298,16 +298,16 @@ def _batched(found: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield batch
 
 
-def _write_data_set(work: _Export, path: Path) -> None:
-    """Converts a temporary Parquet file, which the library reads without loading it into memory."""
+def _write_data_set(export: _Export, path: Path) -> None:
+    """Writes a temporary Parquet file and converts it, because the library reads Parquet without filling the memory."""
     import datasets
 
     features = datasets.Features.from_arrow_schema(_schema())
-    if work.images is Images.EMBED:
+    if export.images is Images.EMBED:
         features["images"] = datasets.List(datasets.Image())
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         rows = Path(folder) / "rows.parquet"
-        _write_parquet(work, rows)
-        found = datasets.Dataset.from_parquet(str(rows), features=features, cache_dir=folder)
-        found.save_to_disk(str(path))
+        _write_parquet(export, rows)
+        data_set = datasets.Dataset.from_parquet(str(rows), features=features, cache_dir=folder)
+        data_set.save_to_disk(str(path))

@@ -12,14 +12,14 @@ from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Extension, Group
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands. One that is not installed or does not load prints its error when it is called."""
-    of_packages = installed(Group.COMMANDS)
-    own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    """Adds the commands. A command that is not installed or does not load prints its error when it is called."""
+    commands_of_packages = installed(Group.COMMANDS)
+    own_names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     for name in OF_THE_LAB[Group.COMMANDS]:
-        if name not in of_packages:
+        if name not in commands_of_packages:
             _register_failing(app, name, missing(Group.COMMANDS, name))
-    for name, extension in sorted(of_packages.items()):
-        if name in own:
+    for name, extension in sorted(commands_of_packages.items()):
+        if name in own_names:
             continue  # no extension may replace a command of this project
         try:
             app.command(name)(_checked(extension))
@@ -28,27 +28,27 @@ def register(app: typer.Typer) -> None:
 
 
 def _checked(extension: Extension) -> Callable[..., object]:
-    """Returns the function of a command, after typer has accepted it: an invalid one would break all others.
+    """Returns the function of a command after typer has accepted it; an invalid function would break every command.
 
     Raises:
-        ConfigError: it cannot be loaded, or is no command.
+        ConfigError: the function cannot be loaded, or typer refuses it.
     """
     function = extension.load()
-    alone = typer.Typer()
+    trial_app = typer.Typer()
     try:
-        alone.command(extension.name)(function)
-        typer.main.get_command(alone)
+        trial_app.command(extension.name)(function)
+        typer.main.get_command(trial_app)
     except Exception as error:  # an extension may raise anything
         raise ConfigError(
             f"{extension.name!r} of {extension.package} ({extension.target}) is no command: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return function  # type: ignore[no-any-return]  # of a package; typer has just taken it
+    return function  # type: ignore[no-any-return]  # a package's function, which typer has just accepted
 
 
 def _register_failing(app: typer.Typer, name: str, message: str) -> None:
-    taking_anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    accept_any_arguments = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-    @app.command(name, help=f"Not available: {message}", context_settings=taking_anything)
+    @app.command(name, help=f"Not available: {message}", context_settings=accept_any_arguments)
     def command() -> None:
         raise ended(ConfigError(message), ExitCode.NO)

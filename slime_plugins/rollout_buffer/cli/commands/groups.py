@@ -22,9 +22,9 @@ from slime_plugins.rollout_buffer.types import GroupState
 
 def groups(
     job_id: JobId,
-    state: Annotated[GroupState | None, typer.Option(help="Only those in this state.")] = None,
-    cause: Annotated[str | None, typer.Option(help="Only those with this text in their cause.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only those with this text in their instance id.")] = None,
+    state: Annotated[GroupState | None, typer.Option(help="Only groups in this state.")] = None,
+    cause: Annotated[str | None, typer.Option(help="Only groups with this text in their cause.")] = None,
+    search: Annotated[str | None, typer.Option(help="Only groups with this text in their instance id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Maximum number of groups.")] = 20,
     cursor: Annotated[str | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,

@@ -95,8 +95,8 @@ def doctor(
     findings = examine(examination)
     conclusion = verdict(findings, settings.device)
     if as_json:
-        found = [asdict(finding) for finding in findings]
-        print_json({"device": settings.device, "verdict": conclusion, "findings": found})
+        rows = [asdict(finding) for finding in findings]
+        print_json({"device": settings.device, "verdict": conclusion, "findings": rows})
     else:
         _print_findings(findings, settings.device)
         console.print(conclusion)

@@ -40,20 +40,20 @@ def jobs(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List the jobs, newest first."""
     with report_errors():
         client = connect(url)
-        found = client.jobs()
-        causes = [] if as_json else [_cause(client, job) for job in found]
+        listed = client.jobs()
+        causes = [] if as_json else [_cause(client, job) for job in listed]
     if as_json:
-        print_json({"jobs": found})
+        print_json({"jobs": listed})
         return
-    states = [state.value for state in GroupState if any(job["groups"][state.value] for job in found)]
+    states = [state.value for state in GroupState if any(job["groups"][state.value] for job in listed)]
     table = Table("job", "task type", "state", "groups", *states, "cause", box=None)
     table.columns[0].no_wrap, table.columns[0].overflow = True, "fold"
-    for job, cause in zip(found, causes, strict=True):
+    for job, cause in zip(listed, causes, strict=True):
         groups = job["groups"]
         total = sum(groups.values())
         numbers = [str(groups[state]) for state in states]
         table.add_row(job["job_id"], job["task_type"], job["state"], str(total), *numbers, _shortened(cause))
-    console.print(table if found else "no jobs yet")
+    console.print(table if listed else "no jobs yet")
 
 
 def _cause(client: RolloutBufferClient, job: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def _open_and_last(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> None:
-    """Prints the jobs once, or one line every second."""
+    """Prints the jobs once as indented JSON; with ``watch``, as one line every second until Ctrl-C."""
     while watch:
         typer.echo(orjson.dumps({"jobs": read()}))
         time.sleep(1.0)
@@ -111,7 +111,7 @@ def _print_json(read: Callable[[], list[dict[str, Any]]], *, watch: bool) -> Non
 
 
 def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
-    """Shows the jobs every second; waits for a buffer that became unreachable."""
+    """Shows the jobs every second; if the buffer becomes unreachable, says so and tries again."""
     from requests import RequestException
 
     shown = draw_job_status(read())
@@ -128,10 +128,10 @@ def _watch(read: Callable[[], list[dict[str, Any]]]) -> None:
                 time.sleep(4.0)
 
 
-def _change(verb: str, help_text: str) -> Callable[[str, str, bool], None]:
+def _command_of(method: str, help_text: str) -> Callable[[str, str, bool], None]:
     def command(job_id: JobId, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         with report_errors():
-            job = getattr(connect(url), verb)(job_id)
+            job = getattr(connect(url), method)(job_id)
         if as_json:
             print_json(job)
         else:
@@ -141,9 +141,9 @@ def _change(verb: str, help_text: str) -> Callable[[str, str, bool], None]:
     return command
 
 
-cancel = _change("cancel", "Cancel a job; its finished groups can still be fetched.")
-pause = _change("pause", "Finish running episodes and start no new ones.")
-resume = _change("resume", "Continue after pause or drain.")
+cancel = _command_of("cancel", "Cancel a job; its finished groups can still be fetched.")
+pause = _command_of("pause", "Finish running episodes and start no new ones.")
+resume = _command_of("resume", "Continue after pause or drain.")
 
 
 def drain(

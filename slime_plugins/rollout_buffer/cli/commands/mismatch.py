@@ -1,4 +1,4 @@
-"""``rollout-buffer mismatch``: log-probs of trainer and engine compared."""
+"""``rollout-buffer mismatch`` compares the log-probs of trainer and engine."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def mismatch(
 ) -> None:
     """Show the mismatch of log-probs between a job's trainer and engine: by turn, by weight lag, the worst turns."""
     with report_errors():
-        found = connect(url).mismatch(job_id, limit=limit)
+        report = connect(url).mismatch(job_id, limit=limit)
     if as_json:
-        print_json(found)
+        print_json(report)
         return
-    if found["mean"] is None:
+    if report["mean"] is None:
         console.print("no trainer reported log-probs of this job: see docs/trainer.md")
         return
     console.print(
-        f"|train - rollout log-prob| over {found['tokens']} tokens of {found['rows']} rows: mean {found['mean']:.2g}, "
-        f"max {found['max']:.2g}"
+        f"|train - rollout log-prob| over {report['tokens']} tokens of {report['rows']} rows: "
+        f"mean {report['mean']:.2g}, max {report['max']:.2g}"
     )
     for name in ("turn", "weight_lag"):
         table = Table(name.replace("_", " "), "tokens", "mean", "max", box=None)
-        for entry in found[f"by_{name}"]:
+        for entry in report[f"by_{name}"]:
             key = "unknown" if entry[name] is None else str(entry[name])
             table.add_row(key, str(entry["tokens"]), f"{entry['mean']:.2g}", f"{entry['max']:.2g}")
         console.print(table)
     table = Table("trajectory", "row", "turn", "token", "gap", "lag", "advantage", box=None)
-    for entry in found["worst"]:
+    for entry in report["worst"]:
         lag, advantage = ("–" if entry[key] is None else f"{entry[key]:.3g}" for key in ("weight_lag", "advantage"))
-        place = (str(entry["row"]), str(entry["turn"]), str(entry["at"]))
-        table.add_row(entry["uid"], *place, f"{entry['gap']:.2g}", lag, advantage)
+        position = (str(entry["row"]), str(entry["turn"]), str(entry["at"]))
+        table.add_row(entry["uid"], *position, f"{entry['gap']:.2g}", lag, advantage)
     console.print(table)

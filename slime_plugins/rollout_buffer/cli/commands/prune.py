@@ -34,15 +34,15 @@ def prune(
         retain_s = seconds_of(older_than)
         purge = retention.would_purge if dry_run else retention.purge
         with opened_store(data_dir) as store:
-            found = purge(store, now=store.clock(), retain_s=retain_s)
-    numbers = {"payloads": found.payloads, "screenshots": found.images, "packs": found.packs, "bytes": found.bytes}
+            purged = purge(store, now=store.clock(), retain_s=retain_s)
+    numbers = {"payloads": purged.payloads, "screenshots": purged.images, "packs": purged.packs, "bytes": purged.bytes}
     if as_json:
         print_json({"dry_run": dry_run, "older_than_s": retain_s, **numbers})
         return
     verbs = ("would purge", "remove") if dry_run else ("purged", "removed")
     console.print(
-        f"{verbs[0]} {found.payloads} payloads and {found.images} screenshots, and {verbs[1]} {found.packs} packs: "
-        f"{found.bytes / 1e6:.1f} MB"
+        f"{verbs[0]} {purged.payloads} payloads and {purged.images} screenshots, and {verbs[1]} {purged.packs} packs: "
+        f"{purged.bytes / 1e6:.1f} MB"
     )
 
 

@@ -1,4 +1,8 @@
-"""``rollout-buffer rescore``: adds a new version of the rewards of stored trajectories."""
+"""``rollout-buffer rescore``: adds a new reward version to stored trajectories.
+
+``--with`` names a scorer. The code calls a loaded scorer a ``Judge``: it is called with each trajectory and returns the
+trajectory's reward of the new version.
+"""
 
 from __future__ import annotations
 
@@ -50,30 +54,30 @@ def rescore(
         settings = reward_versions.RescoreSettings(retries=retries, timeout_s=timeout_s, at_once=at_once)
         with opened_store(data_dir) as store:
             shown = redacted(scorer)
-            done = reward_versions.rescore(store, job_id, judge, name=name or shown, scorer=shown, settings=settings)
-    failed = sum(done.failures.values())
+            result = reward_versions.rescore(store, job_id, judge, name=name or shown, scorer=shown, settings=settings)
+    failed = sum(result.failures.values())
     if as_json:
-        numbers = {"version": done.version, "name": done.name, "scored": done.scored, "failed": failed}
-        print_json({"job_id": job_id, **numbers, "failures": dict(done.failures.most_common(20))})
+        numbers = {"version": result.version, "name": result.name, "scored": result.scored, "failed": failed}
+        print_json({"job_id": job_id, **numbers, "failures": dict(result.failures.most_common(20))})
     else:
-        console.print(f"version {done.version} ({done.name}): {done.scored} trajectories scored, {failed} failed")
-        for sentence, count in done.failures.most_common(5):
-            console.print(f"{count} x {sentence}")
+        console.print(f"version {result.version} ({result.name}): {result.scored} trajectories scored, {failed} failed")
+        for failure, count in result.failures.most_common(5):
+            console.print(f"{count} x {failure}")
     if failed:
         raise typer.Exit(1)
 
 
 def judge_of(scorer: str, timeout_s: float) -> Judge:
-    """Returns a scorer: a function by its name, or an HTTP service that gets each trajectory.
+    """Returns the judge that ``--with`` names: a function, or one that posts each trajectory to an HTTP service.
 
     Raises:
-        ConfigError: the function or scorer does not exist, or cannot be loaded.
+        ConfigError: the scorer does not exist, or cannot be loaded.
     """
     if scorer.startswith(("http://", "https://")):
         return _service(scorer, timeout_s)
     module_name, _, function_name = scorer.rpartition(":")
     if scorer in installed(Group.SCORERS):
-        return load(Group.SCORERS, scorer)  # type: ignore[no-any-return]  # of a package; what it returns is checked
+        return load(Group.SCORERS, scorer)  # type: ignore[no-any-return]  # a package's function; its results are checked
     if not module_name or not function_name:
         forms = "name module:function, /path/file.py:function, an http address, or a scorer of a package"
         raise ConfigError(f"--with {scorer!r}: {forms}: {missing(Group.SCORERS, scorer)}")
@@ -83,7 +87,7 @@ def judge_of(scorer: str, timeout_s: float) -> Judge:
         raise ConfigError(f"--with {scorer}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise ConfigError(f"--with {scorer}: {function_name} is no function")
-    return function  # type: ignore[no-any-return]  # of the user; what it returns is checked
+    return function  # type: ignore[no-any-return]  # the user's function; its results are checked
 
 
 def _module(name: str) -> Any:
@@ -100,7 +104,7 @@ def _module(name: str) -> Any:
 
 
 def _service(url: str, timeout_s: float) -> Judge:
-    """Posts ``{"trajectory": …}``; the reply is an object with ``reward`` and optionally ``turn_rewards``."""
+    """Returns a judge that posts ``{"trajectory": …}``; the reply holds ``reward`` and optionally ``turn_rewards``."""
     import requests
 
     def judge(trajectory: dict[str, Any]) -> Any:

@@ -53,7 +53,7 @@ def export_list(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Write the instances that a job has delivered, reported as filtered or failed, or skipped; leased ones
+    """Write the instances of delivered, skipped, and reported filtered or failed groups; leased groups are
     excluded."""
     with report_errors():
         if output is not None:
@@ -67,7 +67,7 @@ def export_list(
         print_json(document)
         return
     if output is None:
-        _show(ids)
+        _print_ids(ids)
     summary = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing consumed yet"
     console.print(f"{ids.total()} entries of {len(ids)} instances ({summary}){f' in {output}' if output else ''}")
 
@@ -81,7 +81,7 @@ def edit_list(
     output: Annotated[Path | None, typer.Option(help="Output file. [default: the same file]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add ids to a skip list file or remove some; show it without either. Works without a buffer."""
+    """Add ids to a skip list file or remove ids; without options, print the file. Works without a buffer."""
     with report_errors():
         ids = read_skip_list(file)
         for name in add or ():
@@ -99,7 +99,7 @@ def edit_list(
         print_json({FIELD: sorted(ids.elements())})
         return
     if not changed:
-        _show(ids)
+        _print_ids(ids)
     console.print(f"{ids.total()} entries of {len(ids)} instances")
 
 
@@ -187,7 +187,7 @@ def read_skip_list(file: Path) -> Counter[str]:
     """Reads a skip list; returns how often each instance id occurs.
 
     Raises:
-        ConfigError: the file is unreadable or no skip list.
+        ConfigError: the file cannot be read, or is no skip list.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -200,9 +200,9 @@ def read_skip_list(file: Path) -> Counter[str]:
     except ValueError as error:
         raise ConfigError(f"the skip list {file} is no JSON: {error}") from error
     entries = value.get(FIELD) if isinstance(value, dict) else value
-    if not isinstance(entries, list) or not all(isinstance(one, str) or type(one) is int for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, str) or type(entry) is int for entry in entries):
         raise ConfigError(f'{file} is no skip list: it needs {{"{FIELD}": [instance ids]}}, or a list of them')
-    return Counter(str(one) for one in entries)
+    return Counter(str(entry) for entry in entries)
 
 
 def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _start_payload(job: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
     return start
 
 
-def _show(ids: Counter[str]) -> None:
+def _print_ids(ids: Counter[str]) -> None:
     table = Table("instance", "entries")
     for name, count in sorted(ids.items()):
         table.add_row(name, str(count))

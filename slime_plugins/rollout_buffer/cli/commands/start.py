@@ -78,10 +78,10 @@ def start(
 
 
 def _merged(body: Mapping[str, Any], flags: Mapping[str, Any], set_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a payload with what flags and ``--set`` replace, under any of a key's names.
+    """Returns the payload ``body``, with the keys that flags and ``--set`` replace under any of their names.
 
     Raises:
-        ConfigError: nothing was given, or ``--set`` names a section that is none.
+        ConfigError: no key was given at all, or a section that ``--set`` names is no object.
     """
     from slime_plugins.rollout_buffer.wire.start_request import SHORT_NAMES
 

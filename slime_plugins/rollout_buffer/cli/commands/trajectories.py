@@ -37,12 +37,12 @@ IMAGE_WIDTH = 32
 
 
 def trajectories(
-    job_id: Annotated[str | None, typer.Option(help="Only those of this job.")] = None,
-    instance_id: Annotated[str | None, typer.Option(help="Only those of this instance.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="Only those with this outcome, like `truncated`.")] = None,
-    stop_reason: Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Only those with at least this reward.")] = None,
-    max_reward: Annotated[float | None, typer.Option(help="Only those with at most this reward.")] = None,
+    job_id: Annotated[str | None, typer.Option(help="Only trajectories of this job.")] = None,
+    instance_id: Annotated[str | None, typer.Option(help="Only trajectories of this instance.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="Only trajectories with this outcome, like `truncated`.")] = None,
+    stop_reason: Annotated[str | None, typer.Option(help="Only trajectories that stopped for this reason.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only trajectories with at least this reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Only trajectories with at most this reward.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of trajectories.")] = 20,
     cursor: Annotated[int | None, typer.Option(help="The cursor that the previous page printed.")] = None,
     url: Url = DEFAULT_URL,
@@ -86,61 +86,64 @@ def inspect_trajectory(
     """Show one trajectory: what the agent saw, thought and did, its reward and its timings."""
     with report_errors():
         client = connect(url)
-        found = client.trajectory(uid, job_id=job_id)
+        trajectory = client.trajectory(uid, job_id=job_id)
         if as_json:
-            print_json(found)
+            print_json(trajectory)
             return
         draw = _Screenshots(client, width if images and console.is_terminal else None)
-        console.print(_head(found))
-        for message in found.get("messages") or []:
+        console.print(_summary(trajectory))
+        for message in trajectory.get("messages") or []:
             for line in message_lines(message, draw, None if full else LONG_TEXT):
                 console.print(line)
-        console.print(_numbers(found))
+        console.print(_numbers(trajectory))
 
 
-def _head(found: Mapping[str, Any]) -> RenderableType:
+def _summary(trajectory: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
-    late = ", late" if found["late"] else ""
-    group = f"group {found['group_index']} ({found['group_state']}), slot {found['slot']}, epoch {found['epoch']}"
+    late = ", late" if trajectory["late"] else ""
+    group = "group {group_index} ({group_state}), slot {slot}, epoch {epoch}".format_map(trajectory)
     for name, value in (
-        ("trajectory", f"{found['uid']} of {found['job_id']}"),
-        ("instance", found["instance_id"]),
-        ("ended", f"{found['outcome']}, {found['stop_reason']}{late}, {local_time(found['created_at'])}"),
-        ("reward", _reward(found)),
-        ("place", group if found["group_index"] is not None else "in no group"),
+        ("trajectory", f"{trajectory['uid']} of {trajectory['job_id']}"),
+        ("instance", trajectory["instance_id"]),
+        (
+            "ended",
+            f"{trajectory['outcome']}, {trajectory['stop_reason']}{late}, {local_time(trajectory['created_at'])}",
+        ),
+        ("reward", _reward(trajectory)),
+        ("place", group if trajectory["group_index"] is not None else "in no group"),
     ):
         grid.add_row(Text(name, style="bold"), Text(str(value)))
     return grid
 
 
-def _reward(found: Mapping[str, Any]) -> str:
-    raw = "" if found["raw_reward"] is None else f" (raw {found['raw_reward']:+.4f})"
-    return f"{found['reward']:+.4f}{raw}"
+def _reward(trajectory: Mapping[str, Any]) -> str:
+    raw = "" if trajectory["raw_reward"] is None else f" (raw {trajectory['raw_reward']:+.4f})"
+    return f"{trajectory['reward']:+.4f}{raw}"
 
 
-def _numbers(found: Mapping[str, Any]) -> RenderableType:
+def _numbers(trajectory: Mapping[str, Any]) -> RenderableType:
     """Returns a grid with reward breakdown, timings and sampled tokens."""
-    info = found.get("extra_info") or {}
+    info = trajectory.get("extra_info") or {}
     grid = Table.grid(padding=(0, 2))
     grid.add_row("")
-    for title, values in (("reward breakdown", info.get("reward_breakdown")), ("timings", found.get("timings_s"))):
+    for title, values in (("reward breakdown", info.get("reward_breakdown")), ("timings", trajectory.get("timings_s"))):
         if values:
             unit = " s" if title == "timings" else ""
             named = values.items() if isinstance(values, Mapping) else [("", values)]
             summary = "  ".join(f"{name} {_number(value)}{unit}".lstrip() for name, value in named)
             grid.add_row(Text(title, style="bold"), Text(summary))
-    generations: Sequence[Mapping[str, Any]] = found.get("generations") or []
+    generations: Sequence[Mapping[str, Any]] = trajectory.get("generations") or []
     if generations:
-        sampled = sum(len(one["output_ids"]) for one in generations)
-        versions = {str(one["weight_version"]) for one in generations if one.get("weight_version") is not None}
-        in_order = ", ".join(sorted(versions, key=lambda one: (len(one), one))) or "unknown"
+        sampled = sum(len(generation["output_ids"]) for generation in generations)
+        versions = {str(version) for each in generations if (version := each.get("weight_version")) is not None}
+        in_order = ", ".join(sorted(versions, key=lambda version: (len(version), version))) or "unknown"
         summary = f"{len(generations)} generations, {sampled} sampled tokens, weight version {in_order}"
         grid.add_row(Text("engine", style="bold"), Text(summary))
     for name in ("engine_s", "environment_s"):
-        seconds = [(one[name], turn) for turn, one in enumerate(generations, start=1) if one.get(name) is not None]
+        seconds = [(each[name], turn) for turn, each in enumerate(generations, start=1) if each.get(name) is not None]
         if seconds:
             longest, turn = max(seconds)
-            mean = sum(one for one, _ in seconds) / len(seconds)
+            mean = sum(duration for duration, _ in seconds) / len(seconds)
             summary = f"{mean:.3g} s a turn, longest {longest:.3g} s in turn {turn}"
             grid.add_row(Text(name.removesuffix("_s") + " time", style="bold"), Text(summary))
     return grid
@@ -174,11 +177,11 @@ class _Screenshots:
 
     @cached_property
     def _image_class(self) -> Any:
-        """Draws an image with the best method of this terminal: sixel, kitty, or half blocks.
+        """The class that draws an image with the best method of this terminal: sixel, kitty, or half blocks.
 
-        None, with a note, if the extra is not installed.
+        None if the extra is not installed; an error message is then printed.
         """
-        # It queries the terminal, and logs a traceback if there is no answer; it then uses half blocks.
+        # The library queries the terminal. Without an answer it logs a traceback and uses half blocks.
         logging.getLogger("textual_image").setLevel(logging.CRITICAL)
         try:
             from textual_image.renderable import Image

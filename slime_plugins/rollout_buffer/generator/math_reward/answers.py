@@ -1,6 +1,7 @@
-"""Extracts the answers of a reply and of an input line. Pure, linear in the text.
+"""Extracts the answer of a reply and of an input line, and compares them as text; ``judge_process.py`` does the rest.
 
-Expressions that differ as text are compared by ``judge_process``.
+Answers that differ as text may still be equal as mathematical expressions. All functions are pure, and linear in the
+text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _NOISE = str.maketrans({"$": "", " ": "", "\n": "", "−": "-"})
 
 
 def final_answer(text: str) -> str | None:
-    """Returns the content of the last complete ``\\boxed{}``, or without one the last number, or None.
+    """Returns the content of the last complete ``\\boxed{}``; without a box the last number; without a number None.
 
     An answer of more than ``MAX_ANSWER_CHARACTERS`` is ignored.
     """
@@ -36,7 +37,7 @@ def is_same_text(answer: str, label: str) -> bool:
 def _last_boxed(text: str) -> str | None:
     """Scans all braces once; of nested boxes the outermost is returned, because it closes last."""
     opened: list[int | None] = []
-    found: str | None = None
+    content: str | None = None
     for brace in _BRACES.finditer(text):
         symbol = brace.group()
         if symbol.startswith("\\boxed"):
@@ -45,8 +46,8 @@ def _last_boxed(text: str) -> str | None:
             opened.append(None)
         elif symbol == "}" and opened:
             start = opened.pop()
-            found = found if start is None else text[start : brace.start()].strip()
-    return found
+            content = content if start is None else text[start : brace.start()].strip()
+    return content
 
 
 def _plain(text: str) -> str:
@@ -59,7 +60,7 @@ def label_of(instance: Instance) -> str:
     """Returns the right answer of an input line.
 
     Raises:
-        EnvironmentSetupError: the line has none.
+        EnvironmentSetupError: the line has no label.
     """
     label = instance.data.get("label", instance.data.get("answer"))
     if not isinstance(label, str | int | float) or not str(label).strip():

@@ -1,9 +1,9 @@
-"""Compares expressions in subprocesses, with limits of time and memory.
+"""Starts and asks the processes that compare expressions; the comparison itself is in ``judge_process.py``.
 
 A policy in training writes expressions that make a computer algebra system run for hours or use all memory. So they are
-compared in a small process with limits. If it exceeds its CPU time, the expressions count as different. If it crashes
-in another way (the kernel's out-of-memory killer), hangs, or the machine is short of memory, there is no verdict: a new
-process retries. After ``TRIES`` an error is raised.
+compared in a small process with limits of time and memory. If the process exceeds its CPU time, the expressions count
+as different. If it crashes in another way (as by the kernel's out-of-memory killer), if it hangs, or if the machine is
+short of memory, there is no verdict, and a new process tries again. After ``TRIES`` processes an error is raised.
 """
 
 from __future__ import annotations
@@ -82,10 +82,10 @@ class MathJudge:
         await asyncio.gather(*map(self._end, list(self._started)))
 
     async def _verdict_of(self, process: _JudgeProcess, label: str, answer: str) -> bool:
-        """Returns the verdict of one process; exceeding its CPU time is a verdict.
+        """Returns the verdict of one process; a process that exceeds its CPU time has given the verdict False.
 
         Raises:
-            _NoAnswerError: it crashed, hung, or reported an error.
+            _NoAnswerError: the process crashed, hung, or reported an error.
         """
         verdict = await process.ask({"label": label, "answer": answer}, _ANSWER_TIMEOUT_S)
         if verdict is None and await process.returncode() == -signal.SIGPROF:
@@ -132,18 +132,18 @@ class MathJudge:
 
 
 class _NoAnswerError(Exception):
-    """A process gave no verdict; another may. Handled in ``MathJudge``."""
+    """A process gave no verdict; ``MathJudge`` asks another process."""
 
 
 class _JudgeProcess(asyncio.SubprocessProtocol):
-    """One process: JSON lines in and out. After ``end`` neither pipes nor a zombie remain."""
+    """One process that reads and writes JSON lines. After ``end`` neither its pipes nor a zombie remain."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._transport: asyncio.SubprocessTransport | None = None
-        self._read = b""
+        self._unfinished_line = b""
         self._lines: deque[bytes] = deque()
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._gone: asyncio.Future[None] = loop.create_future()
 
     @property
@@ -170,8 +170,8 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._lines and not self._gone.done():
-                    self._news.clear()
-                    await self._news.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError as error:
             raise _NoAnswerError(f"did not answer within {timeout_s:g} s") from error
         if not self._lines:
@@ -200,12 +200,12 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
         self._transport = cast("asyncio.SubprocessTransport", transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        *lines, self._read = (self._read + data).split(b"\n")
+        *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
         self._lines.extend(lines)
-        self._news.set()
+        self._changed.set()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The process has exited and its pipes are closed."""
         if not self._gone.done():
             self._gone.set_result(None)
-        self._news.set()
+        self._changed.set()

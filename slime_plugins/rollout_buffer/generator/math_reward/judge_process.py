@@ -1,4 +1,6 @@
-"""The process that compares expressions: one JSON question per line on stdin, one JSON verdict per line on stdout.
+"""Compares two mathematical expressions, as a program that ``judge.py`` runs in processes.
+
+Reads one JSON question per line from stdin and writes one JSON verdict per line to stdout.
 
 Imports nothing of this project, so that it starts fast. Exits when stdin closes, and by SIGPROF when a comparison
 exceeds its CPU time: the signal's default action stops even a loop in C that no Python handler could interrupt.
@@ -55,8 +57,8 @@ def _limit_memory() -> int:
 def _verdict(are_equal: Compare, label: str, answer: str, limit: int) -> dict[str, object]:
     """Returns the message to send; "not equal" after a refused allocation is no verdict.
 
-    The library treats its MemoryError as "not equal". At this process's limit the expression is the cause; below it the
-    machine, and another process may succeed.
+    The library answers "not equal" after a MemoryError. If the process may grow to its limit, the expression caused the
+    error: a verdict. If it may not, the machine is short of memory, and another process may succeed.
     """
     try:
         equal = are_equal(label, answer)

@@ -79,8 +79,8 @@ class OpenPage:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Shared:
-    """A browser and its pages. A ``retired`` one opens no more pages, and is closed after its last one."""
+class _SharedBrowser:
+    """A browser and its pages. A ``retired`` browser opens no more pages, and is closed after its last page."""
 
     browser: Browser
     options: LaunchOptions
@@ -89,15 +89,15 @@ class _Shared:
     retired: bool = False
 
     def has_room_for(self, options: LaunchOptions) -> bool:
-        taken = len(self.pages) + self.opening
-        return self.options == options and not self.retired and taken < options.pages_per_browser
+        open_pages = len(self.pages) + self.opening
+        return self.options == options and not self.retired and open_pages < options.pages_per_browser
 
 
 def find_chromium(named: str = "") -> str:
-    """Returns the path of a Chromium: the named one, the variable's, one on the PATH, or Playwright's.
+    """Returns the path of ``named``, else of the variable's Chromium, else one on the PATH; "" for Playwright's own.
 
     Raises:
-        ConfigError: the named one does not exist, or there is none.
+        ConfigError: the named browser does not exist, or no Chromium is installed.
     """
     wanted = named or os.environ.get(CHROMIUM_VARIABLE, "")
     if wanted:
@@ -106,12 +106,12 @@ def find_chromium(named: str = "") -> str:
             raise ConfigError(f"there is no browser {wanted}: {INSTALL}")
         return path
     on_path = next((path for name in _NAMES if (path := shutil.which(name))), "")
-    if not on_path and not _of_playwright():
+    if not on_path and not _playwright_has_chromium():
         raise ConfigError(f"there is no Chromium on this machine: {INSTALL}, or name one in {CHROMIUM_VARIABLE}")
     return on_path
 
 
-def _of_playwright() -> bool:
+def _playwright_has_chromium() -> bool:
     """Returns True if Playwright has installed its own Chromium."""
     folder = os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright"
     return any(Path(folder).glob("chromium*"))
@@ -123,7 +123,7 @@ class SharedBrowsers:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._playwright: Playwright | None = None
-        self._shared: list[_Shared] = []
+        self._shared: list[_SharedBrowser] = []
         self._lock = asyncio.Lock()
         self._background: set[asyncio.Task[object]] = set()
         threading.Thread(target=self._loop.run_forever, name="browsers", daemon=True).start()
@@ -175,7 +175,7 @@ class SharedBrowsers:
     ) -> _Result:
         """Applies the limit on the loop, so that cancelled work cleans up before it ends.
 
-        A failure may be that of the browser or of Playwright's driver; both are checked.
+        After a failure it checks whether the browser or Playwright's driver has died.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -194,7 +194,7 @@ class SharedBrowsers:
         try:
             opened = await _open_page(shared)
         except BaseException:
-            # The state of this page is unknown: its browser is closed after its other pages.
+            # It is unknown whether this page is open: its browser is closed after its other pages.
             shared.retired = True
             self._spawn(self._tidy())
             raise
@@ -205,13 +205,13 @@ class SharedBrowsers:
             _lose(opened, "the browser is gone")
         return opened
 
-    async def _with_room(self, options: LaunchOptions) -> _Shared:
+    async def _with_room(self, options: LaunchOptions) -> _SharedBrowser:
         """Returns a browser with room for one more page."""
         await self._end_the_unused()
         for shared in self._shared:
             if shared.has_room_for(options):
                 return shared
-        started = _Shared(browser=await self._launch(options), options=options)
+        started = _SharedBrowser(browser=await self._launch(options), options=options)
         started.browser.on("disconnected", lambda _browser: _lose_all(started))
         self._shared.append(started)
         return started
@@ -236,7 +236,7 @@ class SharedBrowsers:
         if shared is None:
             return
         shared.pages.remove(opened)
-        if shared.pages and shared.browser.is_connected() and not await _ended(opened.context.close()):
+        if shared.pages and shared.browser.is_connected() and not await _closed_in_time(opened.context.close()):
             shared.retired = True
         await self._tidy()
 
@@ -245,10 +245,10 @@ class SharedBrowsers:
             await self._end_the_unused()
 
     async def _end_the_unused(self) -> None:
-        """Closes browsers without pages, and the driver without browsers. Needs the lock."""
+        """Closes browsers without pages, and the driver without browsers. The caller holds the lock."""
         for shared in [each for each in self._shared if _is_unused(each)]:
             self._shared.remove(shared)
-            await _ended(shared.browser.close())
+            await _closed_in_time(shared.browser.close())
         if not self._shared:
             await self._end_driver()
 
@@ -257,15 +257,15 @@ class SharedBrowsers:
 
         A killed driver is not detected otherwise: its browsers seem connected, but every call fails.
         """
-        asked = list(self._shared)
-        answers = await asyncio.gather(*(_answers(shared.browser) for shared in asked))
-        dead = [shared for shared, answered in zip(asked, answers, strict=True) if not answered]
+        browsers = list(self._shared)
+        answers = await asyncio.gather(*(_answers(shared.browser) for shared in browsers))
+        dead = [shared for shared, answered in zip(browsers, answers, strict=True) if not answered]
         for shared in dead:
             shared.retired = True
             _lose_all(shared)
         self._shared = [shared for shared in self._shared if shared not in dead]
         for shared in dead:
-            self._spawn(_ended(shared.browser.close()))
+            self._spawn(_closed_in_time(shared.browser.close()))
         if (
             not self._shared and not self._lock.locked()
         ):  # otherwise a launch is in progress, and handles its own failure
@@ -274,7 +274,7 @@ class SharedBrowsers:
     async def _end_driver(self) -> None:
         playwright, self._playwright = self._playwright, None
         if playwright is not None:
-            await _ended(playwright.stop())
+            await _closed_in_time(playwright.stop())
 
     def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         task = self._loop.create_task(work)
@@ -297,7 +297,7 @@ def context_options(options: LaunchOptions) -> dict[str, Any]:
     }
 
 
-async def _open_page(shared: _Shared) -> OpenPage:
+async def _open_page(shared: _SharedBrowser) -> OpenPage:
     options, browser = shared.options, shared.browser
     context = await browser.new_context(**context_options(options))
     await context.route(lambda url: not url.startswith(f"{options.folder.as_uri()}/"), lambda route: route.abort())
@@ -310,7 +310,7 @@ async def _open_page(shared: _Shared) -> OpenPage:
     return opened
 
 
-def _is_unused(shared: _Shared) -> bool:
+def _is_unused(shared: _SharedBrowser) -> bool:
     return not shared.opening and (not shared.pages or not shared.browser.is_connected())
 
 
@@ -326,7 +326,7 @@ async def _answers(browser: Browser) -> bool:
     return True
 
 
-async def _ended(ending: Coroutine[Any, Any, object]) -> bool:
+async def _closed_in_time(ending: Coroutine[Any, Any, object]) -> bool:
     """Returns True if a close call of Playwright succeeded in time."""
     try:
         async with asyncio.timeout(END_S):
@@ -341,7 +341,7 @@ def _lose(opened: OpenPage, why: str) -> None:
     opened.lost = opened.lost or why
 
 
-def _lose_all(shared: _Shared) -> None:
+def _lose_all(shared: _SharedBrowser) -> None:
     for opened in shared.pages:
         _lose(opened, "the browser is gone")
 
@@ -351,13 +351,13 @@ def _first_line(error: Exception) -> str:
 
 
 _browsers: SharedBrowsers | None = None
-_making = threading.Lock()
+_browsers_lock = threading.Lock()
 
 
 def shared_browsers() -> SharedBrowsers:
     """Returns the browsers of this process."""
     global _browsers
-    with _making:
+    with _browsers_lock:
         if _browsers is None:
             _browsers = SharedBrowsers()
         return _browsers

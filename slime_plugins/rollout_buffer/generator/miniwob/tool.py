@@ -1,4 +1,7 @@
-"""The ``mobile_use`` tool for web pages: the same name and fields, without the phone's actions."""
+"""The ``mobile_use`` tool as web pages describe it; the actions themselves are in ``gui_agent/device_actions.py``.
+
+Name and fields are those of the phone's tool. Actions that only a phone has are left out.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ _ONLY_ON_PHONES = {"open"}
 
 def _web_page_tool() -> dict[str, Any]:
     tool = copy.deepcopy(MOBILE_USE_TOOL)
-    described = tool["function"]
-    described["description"] = (
+    function = tool["function"]
+    function["description"] = (
         "Operates a web page by touch and shows it as it is now.\n"
         f"* The screen is {COORDINATE_MAX}x{COORDINATE_MAX}: x grows from left to right, y from top to bottom.\n"
         "* The task is over as soon as the page has seen its end, right or wrong: look before you tap.\n"
         "* Aim at the middle of a button, link or field, not at its edge."
     )
-    properties = described["parameters"]["properties"]
+    properties = function["parameters"]["properties"]
     action = properties["action"]
     action["description"] = _ACTION_HELP
     action["enum"] = [name for name in action["enum"] if name not in _ONLY_ON_PHONES]
