@@ -2,7 +2,7 @@
 
 * ``main`` – one of its processes; ``app`` – its routes; ``settings``; ``service`` – turns of sessions, without HTTP
 * ``slot_claims`` – sessions take slots of a job; ``backends`` – engine and chat template of a job
-* ``sessions`` – an open session; ``session_registry`` – those that a process knows, and what other processes did
+* ``sessions`` – an open session; ``session_registry`` – a process's sessions, and what other processes did to them
 * ``turn_store`` – stores turns before they are answered; ``closing`` – a session becomes a trajectory
 * ``chat_requests`` – validated requests
 * ``dialects`` – the other APIs that agents speak, as chat requests and replies

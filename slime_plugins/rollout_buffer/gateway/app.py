@@ -1,7 +1,8 @@
 """The gateway's routes: OpenAI's and Anthropic's ``/v1`` for agents, ``/sessions`` for the programs that run agents.
 
-An answer is stored before it is sent. If it could not be sent, its turn answers a repetition of the request, and is not
-trained otherwise. When a client disconnects during a turn, the engine's request is aborted and nothing is stored.
+An answer is stored before it is sent. If it could not be sent, its turn answers a repetition of the request; without a
+repetition it is not trained. When a client disconnects during a turn, the engine's request is aborted and nothing is
+stored.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ async def _life(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _continue(request: web.Request) -> None:
-    """Lets a client that waits send its body; HTTP allows to ignore other expectations."""
+    """Lets a client that waits for the status 100 send its body; other expectations are ignored, as HTTP allows."""
     if request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -117,8 +118,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        known = NotFoundError(f"there is no {request.method} {request.path[:300]} here; see docs/proxy.md")
-        reply = _error_reply(request, known)
+        not_found = NotFoundError(f"there is no {request.method} {request.path[:300]} here; see docs/proxy.md")
+        reply = _error_reply(request, not_found)
         reply.set_status(error.status)
         return reply
     except asyncio.CancelledError:
@@ -132,7 +133,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
-    """Encodes an error in the dialect of the route: in the buffer's form on ``/sessions``."""
+    """Encodes an error in the dialect of the route, and in the buffer's form on ``/sessions``."""
     status = status_of(error)
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503, 507) else {}
     dialect = dialect_of(request.path)
@@ -219,15 +220,15 @@ async def _models(request: web.Request) -> web.Response:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    """A request for a turn; ``given`` is its body as it came."""
+class _AskedTurn:
+    """A request for a turn; ``given`` is its body before conversion to a chat request."""
 
     dialect: Dialect
     given: Mapping[str, Any]
     turn: TurnRequest
 
 
-async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _Asked:
+async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _AskedTurn:
     dialect = dialect_of(request.path)
     assert dialect is not None
     gateway = request.app[GATEWAY]
@@ -242,7 +243,7 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
         images={**images, **more},
         is_retry=request.headers.get(RETRY_COUNT, "0") != "0",
     )
-    return _Asked(dialect=dialect, given=body, turn=turn)
+    return _AskedTurn(dialect=dialect, given=body, turn=turn)
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:
@@ -267,13 +268,13 @@ async def _count_tokens(request: web.Request) -> web.Response:
     return _json({"input_tokens": await request.app[GATEWAY].count_tokens(asked.turn)})
 
 
-async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
-    """Answers with server-sent events, which go out as the turn is sampled; its last ones once it is stored."""
+async def _streamed(request: web.Request, asked: _AskedTurn) -> web.StreamResponse:
+    """Answers with server-sent events while the turn is sampled; the last events go out once the turn is stored."""
     response, events = _EventStream(request), asked.dialect.events(asked.given)
     events_to_send: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def emit(one: ChatReply | Piece) -> None:
-        events_to_send.put_nowait(b"".join(events.begin(one) if isinstance(one, ChatReply) else events.add(one)))
+    def emit(part: ChatReply | Piece) -> None:
+        events_to_send.put_nowait(b"".join(events.begin(part) if isinstance(part, ChatReply) else events.add(part)))
 
     task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, emit))
     task.add_done_callback(lambda _: events_to_send.put_nowait(b""))
@@ -297,15 +298,15 @@ async def _streamed(request: web.Request, asked: _Asked) -> web.StreamResponse:
 
 
 async def _next_events(events_to_send: asyncio.Queue[bytes]) -> bytes:
-    """Returns all events that wait, or after a while without any a keep-alive comment."""
+    """Returns all waiting events; a keep-alive comment if none comes within ``KEEP_ALIVE_INTERVAL_S``."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
-            found = [await events_to_send.get()]
+            waiting = [await events_to_send.get()]
     except TimeoutError:
         return b": the turn is being sampled\n\n"
     while not events_to_send.empty():
-        found.append(events_to_send.get_nowait())
-    return b"".join(found)
+        waiting.append(events_to_send.get_nowait())
+    return b"".join(waiting)
 
 
 class _EventStream:
@@ -334,7 +335,7 @@ class _EventStream:
 
 @contextlib.contextmanager
 def _sending(request: web.Request, session: Session, answer: Answer) -> Iterator[None]:
-    """A block that sends an answer; at its end it is recorded that the answer was sent, unless the block raised.
+    """Records whether the block sent the answer: it did unless it raised, or the client is gone at its end.
 
     Raises:
         ConnectionResetError: the client has disconnected.

@@ -43,7 +43,7 @@ class JobBackend:
     def __init__(self, settings: JobSettings, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
         self.probing: asyncio.Task[EngineFidelity | None] | None = None
-        """Its first turn waits for it."""
+        """The prompt probe of the engine; the backend's first turn waits for its result."""
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportThrottle()
         self._prompt_findings: tuple[str, ...] | None = None
@@ -54,7 +54,7 @@ class JobBackend:
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
-        # Of the library's method: a model's own, such as Kimi's, also names options of its template (thinking).
+        # The library's method: that of a model's own class, as Kimi's, also names options of its template (thinking).
         library: Any = [kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)][-1]
         self._reserved = {"messages", *inspect.signature(library.apply_chat_template).parameters}
         """Arguments of ``apply_chat_template`` that a request must not set."""
@@ -67,7 +67,7 @@ class JobBackend:
 
         Raises:
             InvalidPayloadError: an option is reserved.
-            ConfigError: the template does not work with them.
+            ConfigError: the template does not work with these options.
         """
         options = {**self._template_options, **(template_options or {})}
         reserved = self._reserved & options.keys()
@@ -85,8 +85,8 @@ class JobBackend:
         return self._chats[key]
 
     def tokens_of_image(self, image: Image) -> int:
-        """Returns the number of prompt tokens of an image; 1 if the tokenizer's folder does not say how it is resized,
-        or Pillow is not installed.
+        """Returns the number of prompt tokens of an image; 1 if the tokenizer's folder does not say how images are
+        resized, or Pillow is not installed.
 
         Raises:
             InvalidPayloadError: one side of the image is more than 200 times as long as the other.
@@ -100,7 +100,7 @@ class JobBackend:
 
     @property
     def trouble(self) -> str | None:
-        """The engine's failure of its last request; None if it answered, or was not called."""
+        """Why the engine's last request failed; None if the engine answered, or was not called."""
         if not isinstance(self.engine, HttpEngine):
             return None
         report = self.engine.report(unasked=True)
@@ -147,7 +147,7 @@ class JobBackends:
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._failed: dict[int, tuple[float, str]] = {}
-        """By job key when opening failed last, and why."""
+        """By job key: when opening last failed, and why."""
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open_ahead(self, jobs: Iterable[JobRecord]) -> None:
@@ -155,11 +155,11 @@ class JobBackends:
         for job in jobs:
             failed_at, _ = self._failed.get(job.key, (-math.inf, ""))
             if time.monotonic() - failed_at >= REOPEN_AFTER_S:
-                with contextlib.suppress(ConflictError):  # it was logged, and stops no other job
+                with contextlib.suppress(ConflictError):  # it was logged; the other jobs are opened
                     await self.open(job)
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the backend of a job, whose engine is being probed; concurrent calls for one job share its creation.
+        """Returns the backend of a job and starts its engine's probe; concurrent calls for one job share its creation.
 
         Raises:
             ConflictError: the job has no engine or tokenizer, or the tokenizer does not load.
@@ -167,10 +167,10 @@ class JobBackends:
         if (backend := self._backends.get(job.key)) is not None:
             return backend
         if (making := self._making.get(job.key)) is None:
-            making = self._making[job.key] = asyncio.create_task(self._keep_made(job))
+            making = self._making[job.key] = asyncio.create_task(self._make_and_keep(job))
         return await asyncio.shield(making)
 
-    async def _keep_made(self, job: JobRecord) -> JobBackend:
+    async def _make_and_keep(self, job: JobRecord) -> JobBackend:
         try:
             backend = self._backends[job.key] = await self._make(job)
         except ConflictError as error:
@@ -186,7 +186,7 @@ class JobBackends:
         return backend
 
     def engine_moved(self, job: JobRecord) -> None:
-        """Changes the engine's address after the trainer named a new one."""
+        """Changes the engine's address after the trainer named a new address."""
         backend = self._backends.get(job.key)
         if backend is not None and job.engine_url and isinstance(backend.engine, HttpEngine):
             backend.engine.set_base_url(job.engine_url)

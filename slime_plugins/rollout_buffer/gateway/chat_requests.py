@@ -1,4 +1,4 @@
-"""Pure: validates the body of ``/v1/chat/completions`` and translates its sampling parameters.
+"""Validates the body of ``/v1/chat/completions`` and translates its sampling parameters. Pure functions.
 
 Unknown fields, and fields of OpenAI without effect here (``user``, ``store``, ``metadata``, ``parallel_tool_calls`` …),
 are ignored, as by other OpenAI-compatible servers. Fields whose effect is not implemented are refused: ``n`` above 1,
@@ -32,8 +32,8 @@ def _format_parameters(wanted: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if kind == "json_object":
         return {"json_schema": '{"type": "object"}'}
-    described = wanted.get("json_schema")
-    schema = described.get("schema") if isinstance(described, dict) else None
+    json_schema = wanted.get("json_schema")
+    schema = json_schema.get("schema") if isinstance(json_schema, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise ValueError("must be of type text, json_object, or json_schema with a schema")
     return {"json_schema": orjson.dumps(schema).decode()}
@@ -79,14 +79,14 @@ class ChatBody(BaseModel):
 
     @field_validator("stop")
     @classmethod
-    def _few_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
+    def _check_number_of_stops(cls, value: str | list[str] | None) -> str | list[str] | None:
         if isinstance(value, list) and len(value) > MAX_STOPS:
             raise ValueError(f"there are more than {MAX_STOPS} stop sequences")
         return value
 
     @field_validator("tools")
     @classmethod
-    def _only_functions(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    def _check_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         for at, tool in enumerate(tools or ()):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -96,7 +96,7 @@ class ChatBody(BaseModel):
         return tools
 
     @model_validator(mode="after")
-    def _asks_for_what_there_is(self) -> ChatBody:
+    def _refuse_unsupported(self) -> ChatBody:
         if self.n is not None and self.n > 1:
             raise ValueError("n must be 1: a session records one reply to each request; repeat the request for another")
         if self.top_logprobs:
@@ -120,11 +120,11 @@ class ChatBody(BaseModel):
 
 
 def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> ChatBody:
-    """Validates a request without its messages. ``client_names`` are those of fields that its client names otherwise.
+    """Validates a request without its messages. ``client_names`` are the fields' names in the client's dialect.
 
     Raises:
-        InvalidPayloadError: a field is invalid; has a sentence for each of the first five, and ``detail["param"]``
-            names the first.
+        InvalidPayloadError: fields are invalid; the message has a sentence for each of the first five, and
+            ``detail["param"]`` names the first.
     """
     try:
         return ChatBody.model_validate(body)
@@ -140,27 +140,27 @@ def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> 
 def sampling_of(body: ChatBody, job: SamplingParams, *, pinned: bool) -> SamplingParams:
     """Returns a turn's sampling parameters: those of the request, else the job's; at most the job's ``max_new_tokens``.
 
-    ``pinned`` keeps the job's temperature, top_p and all other parameters of the distribution. So does a job that
-    records values per token, which a trainer assumes to be computed with the job's parameters.
+    ``pinned`` keeps the job's temperature, top_p and all other parameters of the distribution. A job that records
+    values per token is always pinned, because a trainer assumes that they were computed with the job's parameters.
     """
     pinned = pinned or bool(asked_records(job))
-    most = body.max_completion_tokens or body.max_tokens or job.max_new_tokens
+    max_tokens = body.max_completion_tokens or body.max_tokens or job.max_new_tokens
     extra = dict(job.extra)
     if not pinned:
-        extra |= _wishes(body)
+        extra |= _requested_extra(body)
     if body.stops:
         extra["stop"] = list(body.stops)
     return SamplingParams(
-        max_new_tokens=min(most, job.max_new_tokens),
+        max_new_tokens=min(max_tokens, job.max_new_tokens),
         temperature=job.temperature if pinned or body.temperature is None else body.temperature,
         top_p=job.top_p if pinned or body.top_p is None else body.top_p,
         extra=extra,
     )
 
 
-def _wishes(body: ChatBody) -> dict[str, Any]:
+def _requested_extra(body: ChatBody) -> dict[str, Any]:
     names = ("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-    wishes = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
+    extra = {name: getattr(body, name) for name in names if getattr(body, name) is not None}
     if body.seed is not None:
-        wishes["sampling_seed"] = body.seed
-    return wishes | (body.response_format or {})
+        extra["sampling_seed"] = body.seed
+    return extra | (body.response_format or {})

@@ -1,4 +1,4 @@
-"""Pure: what a session becomes when it is closed with a reward."""
+"""Makes the trajectory of a session that is closed with a reward. Pure functions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Rewards:
 
 
 def shown_images(session: Session) -> list[str]:
-    """Returns the hashes of the images of a trajectory, which must be loaded."""
+    """Returns the hashes of the images that a trajectory of the session needs; they must be loaded before."""
     return [*dict.fromkeys((*image_hashes_of(session.view.messages), *sorted(session.recording.images())))]
 
 
@@ -42,12 +42,13 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
 
     Raises:
         InvalidPayloadError: the close request's rewards do not fit its turns.
-        UnavailableError: the scoring callback's do not, or a turn was sampled meanwhile: close it again.
+        UnavailableError: the scoring callback's rewards do not fit, or a turn was sampled meanwhile; the session stays
+            open and can be closed again.
     """
     limit = None if session.refusal is None else session.refusal.limit
     cut = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
     recording, generations = session.recording, session.recording.generations()
-    about = {**recording.describe(), "tools": list(session.view.tools)}
+    gateway_info = {**recording.describe(), "tools": list(session.view.tools)}
     turn_rewards, token_rewards = _rewards_of_turns(session, generations, rewards, by=body.scoring_url)
     return Trajectory(
         uid=session.name,
@@ -61,7 +62,7 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
         stop_reason=body.stop_reason or cut or StopReason.STOP,
         generations=generations,
         images=[session.images[sha256] for sha256 in shown_images(session)],
-        extra_info={**body.extra_info, **rewards.extra_info, "gateway": about},
+        extra_info={**body.extra_info, **rewards.extra_info, "gateway": gateway_info},
         timings_s={"generate": recording.engine_s(), "session": closed_at - session.claim.claimed_at},
     )
 
@@ -72,10 +73,14 @@ def _rewards_of_turns(
     """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch after
     branch."""
     numbers = session.recording.numbers()
-    place_of = {number: place for place, number in enumerate(sorted(numbers))}
+    index_of = {number: index for index, number in enumerate(sorted(numbers))}
 
-    def in_order_of_generations(named: list[Any] | None) -> list[Any] | None:
-        return named if named is None or len(named) != len(numbers) else [named[place_of[one]] for one in numbers]
+    def in_order_of_generations(rewards_of_turns: list[Any] | None) -> list[Any] | None:
+        return (
+            rewards_of_turns
+            if rewards_of_turns is None or len(rewards_of_turns) != len(numbers)
+            else [rewards_of_turns[index_of[number]] for number in numbers]
+        )
 
     ordered = {
         "turn_rewards": in_order_of_generations(rewards.turn_rewards),

@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 SHUTDOWN_TIMEOUT_S = 10.0
 """aiohttp waits twice as long for turns in flight; the parent kills the process after ``STOP_TIMEOUT_S``, 25 s."""
 COLLECTED_ALLOCATIONS = 10_000
-"""Python collects after 700, which is less than the requests of a moment hold."""
+"""Allocations between two garbage collections. Python's 700 are fewer than the requests of a moment make."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ async def _running(gateway: Gateway, sockets: Sequence[socket.socket], heartbeat
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a gateway process until SIGTERM or SIGINT; returns the exit code.
 
-    The arguments are the settings as JSON, the number of the process, the descriptor of its heartbeat, and those of
-    its listening sockets.
+    The arguments are the settings as JSON, the number of the process, the descriptor of its heartbeat, and the
+    descriptors of its listening sockets.
     """
     text, worker, heartbeat, *descriptors = sys.argv[1:] if arguments is None else arguments
     set_up_logging()
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logger.error("%s", error.message)
         return 2
     gateway = Gateway(settings, Buffer(store), worker=int(worker))
-    sockets = [socket.socket(fileno=int(one)) for one in descriptors]
-    # A collection examines all objects for 0.1 s, in which no request is answered; those of the imports live on anyway.
+    sockets = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
+    # A collection of all objects takes 0.1 s, in which no request is answered. Objects of the imports are exempted.
     gc.collect()
     gc.freeze()
     gc.set_threshold(COLLECTED_ALLOCATIONS)

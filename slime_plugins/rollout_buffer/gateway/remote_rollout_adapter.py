@@ -1,7 +1,7 @@
 """The trainer's side of the remote rollout protocol, on the gateway's engines and jobs.
 
 A body with a ``rollout_id`` sent to ``/v1/chat/completions`` is a turn of that protocol. ``POST /rollouts`` with a
-``job_id`` opened its session: the job has the engine and the tokenizer, and gets the trajectory.
+``job_id`` opened the turn's session: that job has the engine and the tokenizer, and gets the trajectory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RemoteRolloutAdapter:
         self.trainer = TrainerSide(self.policy_of, rules, sink=self, log=RolloutLog(gateway, rules.keep_ended_s))
 
     def mount(self, app: web.Application) -> None:
-        """Adds all routes but ``/v1/chat/completions``, which the gateway has."""
+        """Adds all routes of the protocol but ``/v1/chat/completions``, which the gateway already serves."""
         add_trainer_routes(app, self.trainer, with_completions=False)
 
     async def answer(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
@@ -51,7 +51,7 @@ class RemoteRolloutAdapter:
         """Returns engine and tokenizer of the session's job.
 
         Raises:
-            InvalidPayloadError: it names no job, or a tokenizer that is not the job's.
+            InvalidPayloadError: the session names no job, or a tokenizer that is not the job's.
             ConflictError: the job takes no sessions, or has no such instance.
         """
         if session.job_id is None:
@@ -71,7 +71,7 @@ class RemoteRolloutAdapter:
         """Stores finished trajectories, as ``/buffer/write`` does.
 
         Raises:
-            RolloutBufferError: they were refused, or cannot be written now.
+            RolloutBufferError: the trajectories were refused, or cannot be written now.
         """
         read = [decode_written_item(dict(item)) for item in items]
         job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, read)

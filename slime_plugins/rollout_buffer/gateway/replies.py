@@ -1,4 +1,4 @@
-"""Pure: encodes replies in OpenAI's format: completions, stream chunks, models, errors."""
+"""Encodes replies in OpenAI's format: completions, stream chunks, models, errors. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn, or one that begins: without message. ``stop`` is the stop sequence that ended its text;
-    ``log_probs`` is None unless requested."""
+    """One answered turn, or a turn that begins, whose message is empty.
+
+    ``stop`` is the stop sequence that ended the text; ``log_probs`` is None unless requested.
+    """
 
     name: str
     created: int
@@ -35,10 +37,10 @@ class ChatReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """More of a message: text under its ``key``, which for tool calls is that of their arguments.
+    """The next part of a message: text of the field ``key``; for tool calls it is text of their arguments.
 
-    ``joint`` stands before the text if the message has text of that key already, parted from this one. ``call_id`` and
-    ``name`` begin a call; other pieces of calls go on in the latest.
+    ``joint`` separates the text from earlier text of the same field that a thought or a call interrupted. A piece with
+    ``call_id`` and ``name`` begins a call; other pieces of calls continue the latest call.
     """
 
     key: str
@@ -68,7 +70,7 @@ def completion(reply: ChatReply) -> dict[str, Any]:
         "choices": [
             {
                 "index": 0,
-                "message": _shown(reply.message),
+                "message": _encoded_message(reply.message),
                 "finish_reason": reply.finish_reason,
                 "logprobs": None if reply.log_probs is None else {"content": list(reply.log_probs)},
             }
@@ -78,7 +80,7 @@ def completion(reply: ChatReply) -> dict[str, Any]:
     }
 
 
-def _shown(message: Message) -> dict[str, Any]:
+def _encoded_message(message: Message) -> dict[str, Any]:
     calls = message.get(TOOL_CALLS)
     if not calls:
         return dict(message)

@@ -1,12 +1,13 @@
-"""Pure: converts sampled ids into the message for the client, in pieces as they come.
+"""Converts sampled ids into the message for the client, in pieces as the ids come. Without I/O.
 
 Text that may begin a stop sequence, a thought or a tool call is held back until that is decided. A malformed call stays
-text, which is sent when the turn has ended; if arguments of it were sent already, those are the call, without their
-last brace. The pieces together are the recorded message, however the ids came.
+text, which is sent when the turn has ended. If arguments of a call were sent before it turned out to be malformed, the
+call has the arguments that were sent, without their last brace. The pieces together are the recorded message, however
+the ids came.
 
 ``<think>`` begins a thought in the reply, or at the end of the prompt. ``<thinking>`` is requested by prompts and stays
-text; a call in either is only thought of. With tools or separate reasoning, white space around texts is left out, and
-texts with a call or a thought between them are joined by a line break.
+text. A call inside of either is not executed. With tools or separate reasoning, white space around texts is left out,
+and texts with a call or a thought between them are joined by a line break.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class ReplyStream:
         *,
         name: str,
     ) -> None:
-        """``name`` is the reply's, of which its tool calls have their ids."""
+        """``name`` is the reply's name; the ids of its tool calls contain it."""
         self._text = _Text(chat)
-        self._cut = _Cut(body.stops)
+        self._stop_cutter = _StopCutter(body.stops)
         self._scanner = _Scanner(
             name,
             body.offered_tools,
@@ -71,12 +72,12 @@ class ReplyStream:
 
     def add(self, ids: Sequence[int]) -> None:
         """Emits what the next ids add."""
-        self._note(self._scanner.add(self._cut.add(self._text.add(ids))))
+        self._note(self._scanner.add(self._stop_cutter.add(self._text.add(ids))))
         self.emit_rest()
 
     def end(self, output_ids: Sequence[int]) -> Message:
-        """Returns the message of a turn with those ids, of which any number were added before. Emits nothing."""
-        text = self._cut.add(self._text.end(output_ids)) + self._cut.end()
+        """Returns the message of a turn from all its ``output_ids``, added before or not. Emits nothing."""
+        text = self._stop_cutter.add(self._text.end(output_ids)) + self._stop_cutter.end()
         self._note(self._scanner.add(text, is_last=True))
         for call in self._message.get(TOOL_CALLS, ()):
             call["function"]["arguments"] = read_arguments(call["function"]["arguments"])
@@ -84,15 +85,15 @@ class ReplyStream:
 
     @property
     def has_emitted(self) -> bool:
-        """True if the client may have heard a part of it."""
+        """True if the client may have received a part of the reply."""
         return self._begun not in self._pending
 
     def emit_rest(self) -> None:
         """Emits what was not emitted yet."""
         pending, self._pending = self._pending, []
         if self._emit is not None:
-            for one in pending:
-                self._emit(one)
+            for part in pending:
+                self._emit(part)
 
     def _note(self, pieces: Sequence[Piece]) -> None:
         self._pending += pieces
@@ -114,7 +115,7 @@ class _Text:
         self._chat = chat
         self._ids: list[int] = []
         self._start = self._end = 0
-        """The ids in which the last text was added: they are decoded again with the next, which may change them."""
+        """Bounds of the ids of the last added text, decoded again with the next ids, which may change their text."""
         self._texts: list[str] = []
 
     def add(self, ids: Sequence[int], *, is_last: bool = False) -> str:
@@ -129,14 +130,14 @@ class _Text:
         return self._texts[-1]
 
     def end(self, output_ids: Sequence[int]) -> str:
-        whole, said = self._chat.text(output_ids), "".join(self._texts)
-        if whole.startswith(said):
-            return whole[len(said) :]
-        # Bytes that are no text, which some tokenizers decode by what follows: it goes on from what was sent.
+        whole, sent = self._chat.text(output_ids), "".join(self._texts)
+        if whole.startswith(sent):
+            return whole[len(sent) :]
+        # Some tokenizers decode bytes that are no text by what follows: this continues from the text that was sent.
         return self.add(output_ids[len(self._ids) :], is_last=True)
 
 
-class _Cut:
+class _StopCutter:
     """The text before the first stop sequence, as OpenAI's API has it."""
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -161,7 +162,7 @@ class _Cut:
 
 
 class _Scanner:
-    """The pieces of a text. ``add`` takes text at ``at`` step by step; a step that takes none waits for more text."""
+    """The pieces of a text. ``add`` takes text at ``at`` step by step; a step that takes no text waits for more."""
 
     def __init__(
         self, name: str, tools: Sequence[Mapping[str, Any]], *, streams: bool, separates: bool, in_thought: bool
@@ -178,14 +179,14 @@ class _Scanner:
         self._in_quote = False
         self._held = ""
         self._called = StreamedCall(tools)
-        """The call that is held, with what was emitted of it, and where its first mark stands."""
+        """The held call; next: whether a part of it was emitted, and the position of the first mark in it."""
         self._is_emitted = False
         self._mark: int | None = None
-        self._looked = 0
-        """Characters of the held call in which marks were looked for."""
+        self._searched = 0
+        """Number of characters of the held call that were searched for marks."""
         self._pieces: list[Piece] = []
         self._run = self._space = ""
-        """The key of the text that goes on, and its white space so far, which may be its last."""
+        """The key of the present text, and white space at its end, emitted only if more of the text follows."""
         self._keys: set[str] = set()
 
     def add(self, text: str, *, is_last: bool = False) -> list[Piece]:
@@ -216,7 +217,7 @@ class _Scanner:
         return self._add_text(CONTENT, mark[0], mark.end())
 
     def _until(self, held: str, at: int, mark: re.Match[str] | None, marks: Sequence[str], *, is_last: bool) -> int:
-        """Returns up to where a text without marks is decided."""
+        """Returns the end of the text from ``at`` that certainly holds no mark."""
         if mark is not None:
             return mark.start()
         return len(held) if is_last else begins_at(held, at, marks)
@@ -234,7 +235,7 @@ class _Scanner:
         return self._add_text(CONTENT, THINK_END, mark.end())
 
     def _quote(self, held: str, at: int, *, is_last: bool) -> int:
-        """Goes on in ``<thinking>``. If that is never closed, its calls count, so that it waits at the first."""
+        """Continues in ``<thinking>``. Calls in a block that is never closed count: the scan waits at the first."""
         closing = held.find(QUOTE_END, at)
         if closing >= 0 or is_last:
             self._in_quote = False
@@ -245,9 +246,9 @@ class _Scanner:
         return self._add_text(CONTENT, held[at:until], until)
 
     def _call(self, held: str, at: int, *, is_last: bool) -> int:
-        """Goes on in a call. Until it can be read, only arguments before its first mark are emitted."""
-        found = _CALL_MARK.search(held, at + max(len(CALL), self._looked - len(CALL_END)))
-        self._looked = len(held) - at
+        """Continues in a call. Until the call can be read, only arguments before its first mark are emitted."""
+        found = _CALL_MARK.search(held, at + max(len(CALL), self._searched - len(CALL_END)))
+        self._searched = len(held) - at
         if self._mark is None and found is not None:
             self._mark = found.start() - at
         if self._streams:
@@ -268,7 +269,7 @@ class _Scanner:
         return self._add_text(CONTENT, CALL, self._end_call(at + len(CALL))) if is_last else at
 
     def _emit_call(self, arguments: str) -> None:
-        """Emits what was read of the arguments of the call, which begins with its name."""
+        """Emits the arguments read so far; the first time with the name of the call."""
         if self._called.name and not self._is_emitted:
             self._pieces.append(self._begun_call(self._called.name, arguments))
             self._is_emitted = True
@@ -287,11 +288,11 @@ class _Scanner:
         return Piece(key=TOOL_CALLS, call_id=call_id(self._name, self._calls - 1), name=name, text=arguments)
 
     def _end_call(self, end: int) -> int:
-        """Makes ready for the next call; returns ``end``."""
+        """Resets the state of the held call; returns ``end``."""
         self._called = StreamedCall(self._tools)
         self._is_emitted = False
         self._mark = None
-        self._looked = 0
+        self._searched = 0
         return end
 
     def _add_text(self, key: str, text: str, until: int) -> int:
@@ -301,10 +302,10 @@ class _Scanner:
             text = text.lstrip()
             joint = JOINT if key in self._keys else ""
             self._space = ""
-        shown = (self._space + text).rstrip()
-        self._space = (self._space + text)[len(shown) :]
-        if shown:
+        visible = (self._space + text).rstrip()
+        self._space = (self._space + text)[len(visible) :]
+        if visible:
             self._run = key
             self._keys.add(key)
-            self._pieces.append(Piece(key=key, text=shown, joint=joint))
+            self._pieces.append(Piece(key=key, text=visible, joint=joint))
         return until

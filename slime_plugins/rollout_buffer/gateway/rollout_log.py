@@ -77,5 +77,5 @@ class RolloutLog:
         await self._commit(lambda connection: turn_rows.end_rollout(connection, rollout_id, content, now))
 
     async def _commit(self, work: Callable[[Connection], Result]) -> Result:
-        """Runs the work in a transaction that other threads' work may share."""
+        """Runs ``work`` in a transaction that the work of other threads may share."""
         return await self._gateway.stored(self._gateway.buffer.store.commit, work)

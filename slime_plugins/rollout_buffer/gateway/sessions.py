@@ -73,7 +73,7 @@ class SessionKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a request got no turn. ``engine_failure`` counts until a turn after number ``after`` is stored."""
+    """Why a request got no turn. ``engine_failure`` is void once a turn with a number above ``after`` is stored."""
 
     after: int
     engine_failure: str | None = None
@@ -84,8 +84,8 @@ class Refusal:
 
     @classmethod
     def decode(cls, text: str) -> Refusal:
-        found = orjson.loads(text)
-        return cls(**{**found, "limit": found["limit"] and StopReason(found["limit"])})
+        fields = orjson.loads(text)
+        return cls(**{**fields, "limit": fields["limit"] and StopReason(fields["limit"])})
 
 
 @dataclass(slots=True, eq=False)
@@ -94,45 +94,45 @@ class Session:
 
     claim: SlotClaim
     turns: SessionTurns | None = None
-    """None until they are read from the store."""
+    """None until the turns are read from the store."""
     images: dict[str, Image] = field(default_factory=dict)
     image_bytes: int = 0
     stored_images: set[str] = field(default_factory=set)
     """Hashes of the images that are stored."""
     was_used: bool = False
-    """Since ``touched_at``."""
+    """True if the session was used since ``touched_at``."""
     touched_at: float = 0.0
     """When this process last stored that the session is in use."""
     ended: str | None = None
-    """Why it accepts no more requests; None while it is open."""
+    """Why the session accepts no more requests; None while it is open."""
     refusal: Refusal | None = None
-    """Of its latest request; None if that got its turn."""
+    """Refusal of the latest request; None if the request got its turn."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn is stored, or the stored turns are read."""
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
     answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
-    """Requests by digest whose turn this process samples."""
+    """By request digest, the turns that this process samples now."""
     name: str = field(init=False)
-    """Its id, also that of its attempt and trajectory."""
+    """The session's id, which is also the id of its attempt and trajectory."""
 
     def __post_init__(self) -> None:
         self.name = self.claim.uid
 
     @property
     def recording(self) -> Recording:
-        """Its turns; they must have been read from the store."""
+        """The session's turns; they must have been read from the store."""
         assert self.turns is not None
         return self.turns.recording
 
     @property
     def is_in_use(self) -> bool:
-        """True while a turn is sampled or the session is closed, and after a turn until the store is told."""
+        """True while a turn is sampled or the session is closed, and after a turn until its use is stored."""
         return self.was_used or bool(self.under_way) or self.closing.locked()
 
     @property
     def engine_failure(self) -> str | None:
-        """Why the engine failed the latest turn; None if it did not."""
+        """Why the engine failed at the latest turn; None if it did not."""
         refusal = self.refusal
         return None if refusal is None or refusal.after != self.recording.last_number else refusal.engine_failure
 
@@ -145,7 +145,7 @@ class Session:
         """Checks that the session has not ended.
 
         Raises:
-            GoneError: it has.
+            GoneError: the session has ended.
         """
         if self.ended is not None:
             raise GoneError(f"session {self.name} {self.ended}")
@@ -186,12 +186,12 @@ class Session:
     @contextlib.contextmanager
     def answers(self, request: bytes) -> Iterator[None]:
         """Marks a request as being sampled, for the time of the context."""
-        done = self.answering[request] = asyncio.get_running_loop().create_future()
+        sampled = self.answering[request] = asyncio.get_running_loop().create_future()
         try:
             yield
         finally:
-            done.set_result(None)
-            if self.answering.get(request) is done:
+            sampled.set_result(None)
+            if self.answering.get(request) is sampled:
                 del self.answering[request]
 
     def end(self, why: str) -> None:

@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SmallWrite:
-    """Another write of sessions: rows alone, no payload."""
+    """A write of sessions that has rows only, no payload."""
 
     work: Callable[[Connection], Any]
 
@@ -34,9 +34,9 @@ class SmallWrite:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenTurn:
-    """A turn to write: its row, and by hash the images and token records that it is the first to name.
+    """A turn to write: its row, and by hash the images and token records that no earlier turn names.
 
-    ``is_continued``: the engine's stream broke and went on.
+    ``is_continued``: the engine's stream broke, and the turn was continued.
     """
 
     claim: SlotClaim
@@ -50,7 +50,7 @@ class WrittenTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTurns:
-    """Rows of turns by number, whether their session takes more, and the refusal of its latest request."""
+    """Rows of turns by number, whether their session takes more turns, and the refusal of its latest request."""
 
     rows: list[dict[str, Any]]
     takes_turns: bool
@@ -107,12 +107,12 @@ class TurnStore:
             attempt_rows.set_refusal(connection, claim.place, refusal)
 
     def note_sent(self, claim: SlotClaim, number: int, *, sent: bool) -> None:
-        """Stores whether an answer reached its client, for the other processes. Once one has, that stays."""
+        """Stores whether an answer reached its client, for the other processes; True is never changed back."""
         with self._buffer.store.write() as connection:
             turn_rows.set_sent(connection, claim.place, number, sent=sent)
 
     def sent_flags(self, claim: SlotClaim) -> dict[int, bool]:
-        """Returns by number what ``note_sent`` stored."""
+        """Returns what ``note_sent`` stored, by number of the turn."""
         with self._buffer.store.read_one() as connection:
             return turn_rows.sent_flags(connection, claim.place)
 
@@ -120,23 +120,23 @@ class TurnStore:
         """Returns whether the gateway process with this token still runs."""
         with self._buffer.store.read_one() as connection:
             beats = [detail for _, detail in service_rows.heartbeats(connection, GATEWAY.name)]
-        named = next((one for one in beats if one.get("writer") == writer), None)
-        status = None if named is None else process_status(named["pid"])
-        return named is not None and status is not None and status.lives and status.started == named["started"]
+        heartbeat = next((beat for beat in beats if beat.get("writer") == writer), None)
+        status = None if heartbeat is None else process_status(heartbeat["pid"])
+        return heartbeat is not None and status is not None and status.lives and status.started == heartbeat["started"]
 
     def _write(self, writes: Sequence[WrittenTurn | SmallWrite]) -> list[Any]:
         """Returns the result of each write, or its error."""
-        turns = [one for one in writes if isinstance(one, WrittenTurn)]
-        works = [one.work for one in writes if isinstance(one, SmallWrite)]
-        if not works:
+        turns = [write for write in writes if isinstance(write, WrittenTurn)]
+        others = [write.work for write in writes if isinstance(write, SmallWrite)]
+        if not others:
             return self._buffer.store.commit(self._insert_of(turns))
-        inserted, *results = self._buffer.store.commit_each([self._insert_of(turns), *works])
-        of_turns = iter([inserted] * len(turns) if isinstance(inserted, Exception) else inserted)
-        of_works = iter(results)
-        return [next(of_turns if isinstance(one, WrittenTurn) else of_works) for one in writes]
+        inserted, *results = self._buffer.store.commit_each([self._insert_of(turns), *others])
+        turn_results = iter([inserted] * len(turns) if isinstance(inserted, Exception) else inserted)
+        other_results = iter(results)
+        return [next(turn_results if isinstance(write, WrittenTurn) else other_results) for write in writes]
 
     def _insert_of(self, turns: Sequence[WrittenTurn]) -> Callable[[Connection], list[bool]]:
-        """Stores what turns show in packs, and returns the insertion of their rows."""
+        """Stores the payloads of turns in packs, and returns the function that inserts the turns' rows."""
         pending = [
             PendingPayload(b"", list(turn.payloads), turn.payloads, f"session {turn.claim.uid}", turn.claim.uid)
             for turn in turns

@@ -54,18 +54,18 @@ def query_single_turn(
     A reply cut by a weight update is continued, within the same ``max_tokens``.
 
     Raises:
-        EngineError: no whole reply in six tries; slime returned an empty or cut one, which reward functions do not
-            expect.
+        EngineError: no complete reply in six tries. slime returns an empty or cut reply then, which reward functions do
+            not expect.
     """
     text, used, reason = "", 0, "abort"
-    problem: object = "it ended none"
+    problem: object = "every reply was cut"
     for tried in range(QUERY_TRIES):
-        room = sampling_params["max_tokens"] - used if "max_tokens" in sampling_params else None
-        if room is not None and room <= 0:
+        remaining = sampling_params["max_tokens"] - used if "max_tokens" in sampling_params else None
+        if remaining is not None and remaining <= 0:
             reason = "length"
             break
         try:
-            response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, room))
+            response = client.chat.completions.create(**_query(messages, sampling_params, tools, text, remaining))
         except Exception as error:  # noqa: BLE001 - the caller's client may raise anything; every error is retried
             problem = error
             time.sleep(backoff_s(tried + 1, first_s=0.5, longest_s=MAX_RETRY_PAUSE_S))
@@ -78,17 +78,17 @@ def query_single_turn(
                 break
     if not reason or reason == "abort":
         raise EngineError(f"no reply in {QUERY_TRIES} tries: {problem}")
-    asked = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
-    return [*asked, {"role": "assistant", "content": text}], reason
+    prompt = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
+    return [*prompt, {"role": "assistant", "content": text}], reason
 
 
 def _query(
-    messages: Messages, sampling_params: Mapping[str, Any], tools: Any, text: str, room: int | None
+    messages: Messages, sampling_params: Mapping[str, Any], tools: Any, text: str, remaining: int | None
 ) -> dict[str, Any]:
     query = {**sampling_params, "model": "custom", "stream": False, "seed": random.randint(1, 10_000_000)}
     query |= {"messages": messages, **({"tools": tools} if tools else {})}
-    if room is not None:
-        query["max_tokens"] = room
+    if remaining is not None:
+        query["max_tokens"] = remaining
     if text:
         query["messages"] = [*messages, {"role": "assistant", "content": text}]
         query["extra_body"] = {"continue_final_message": True}
@@ -201,16 +201,16 @@ class BaseGenerator:
     def _item(self, line: ItemDict, rollout_func: RolloutFunction, reward_func: RewardFunction) -> ItemDict:
         params = dict(SAMPLING_PARAMS)
         messages, finish_reason = rollout_func(self.client, copy.deepcopy(line["prompt"]), params)
-        played = {**line, "uid": uuid.uuid4().hex, "messages": messages}
-        reward = reward_func(played)
-        extra_info = {key: value for key, value in played.items() if key not in ("uid", "messages", "instance_id")}
+        play = {**line, "uid": uuid.uuid4().hex, "messages": messages}
+        reward = reward_func(play)
+        extra_info = {key: value for key, value in play.items() if key not in ("uid", "messages", "instance_id")}
         extra_info |= {"rollout_index": 1, "reward": reward, **params, "timestamp": str(time.time())}
         extra_info |= {
             "round_number": sum(message["role"] == "assistant" for message in messages),
             "finish_reason": finish_reason,
         }
         return {
-            "uid": played["uid"],
+            "uid": play["uid"],
             "instance_id": str(line["instance_id"]),
             "messages": messages,
             "reward": reward,
@@ -242,7 +242,7 @@ class _Plays:
     def __init__(self) -> None:
         self._running: set[Future[ItemDict]] = set()
         self._failures: Counter[str] = Counter()
-        self._done = 0
+        self._finished = 0
 
     def add(self, play: Future[ItemDict]) -> None:
         self._running.add(play)
@@ -251,7 +251,7 @@ class _Plays:
         """Waits until at most ``down_to`` plays are running."""
         while len(self._running) > down_to:
             finished, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-            self._done += len(finished)
+            self._finished += len(finished)
             errors = (future.exception() for future in finished)
             self._failures.update(f"{type(error).__name__}: {error}" for error in errors if error is not None)
 
@@ -261,6 +261,6 @@ class _Plays:
             return
         (commonest, times), *_ = self._failures.most_common(1)
         message = f"{self._failures.total()} of {self._done} plays failed, {times} of them with {commonest}"
-        if self._failures.total() == self._done:
+        if self._failures.total() == self._finished:
             raise GeneratorError(message)
         logger.warning("%s", message)

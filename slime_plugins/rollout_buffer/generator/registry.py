@@ -66,7 +66,7 @@ class Plugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """The plugins by task type, and place and traceback of the error of each file that failed to load."""
+    """The plugins by task type; and, for each file that failed, where its error is, with the traceback."""
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -81,13 +81,15 @@ def discover(
     """
     catalog = Catalog()
     files = [path for folder in (BUILT_IN_FOLDER, *folders) for path in sorted(folder.glob("*.py"))]
-    of_packages = {Path(extension.target): extension for _, extension in sorted(installed(Group.TASK_TYPES).items())}
-    for path in (*files, *of_packages):
+    package_modules = {
+        Path(extension.target): extension for _, extension in sorted(installed(Group.TASK_TYPES).items())
+    }
+    for path in (*files, *package_modules):
         if path in skip or (path.parent == BUILT_IN_FOLDER and path.name in NOT_GENERATORS):
             continue
         if on_file is not None:
             on_file(path)
-        name = path.name if path not in of_packages else f"{path} of {of_packages[path].package}"
+        name = path.name if path not in package_modules else f"{path} of {package_modules[path].package}"
         try:
             plugin = _load_file(path)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's file may raise anything: the catalog has its traceback
@@ -149,8 +151,8 @@ def _load_file(path: Path) -> Plugin | None:
 
 def _required_keys(module: ModuleType) -> tuple[str, ...]:
     """Returns the module's value, or else that of a class in it."""
-    classes = [thing for thing in vars(module).values() if isinstance(thing, type)]
-    declared = [key for one in classes for key in getattr(one, "REQUIRED_KEYS", ())]
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    declared = [key for cls in classes for key in getattr(cls, "REQUIRED_KEYS", ())]
     return tuple(getattr(module, "REQUIRED_KEYS", dict.fromkeys(declared)))
 
 
@@ -160,10 +162,10 @@ def _needs_ray(module: ModuleType) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
-    """Imports a file under a unique module name, so that two files never share a module; for a package, its module.
+    """Imports a file under a unique module name, so that two files never share a module, or a package's module by name.
 
-    The present text is compiled: cached bytecode of an earlier text may have the same second and size. Tracebacks show
-    this text, even if the file changes.
+    The file's text is compiled, not its cached bytecode: Python takes bytecode of an earlier text for current if both
+    texts have one size and one second of change. Tracebacks show the compiled text, even if the file changes.
     """
     if path.suffix != ".py":
         return importlib.import_module(str(path))
@@ -185,7 +187,7 @@ def _import(path: Path) -> ModuleType:
 def describe(catalog: Catalog, files: Mapping[str, str]) -> str:
     """Returns the catalog as one line of JSON, for the supervisor, which runs the registry in a short-lived process.
 
-    ``files`` are the files of the folders before they were loaded.
+    ``files`` describes the files of the folders as they were before they were loaded.
     """
     task_types = {
         name: {
@@ -198,5 +200,10 @@ def describe(catalog: Catalog, files: Mapping[str, str]) -> str:
         for name, plugin in catalog.plugins.items()
     }
     extensions = [extension.described() for group in Group for _, extension in sorted(installed(group).items())]
-    found = {"task_types": task_types, "broken_generators": catalog.broken, "extensions": extensions, "files": files}
-    return json.dumps(found)
+    description = {
+        "task_types": task_types,
+        "broken_generators": catalog.broken,
+        "extensions": extensions,
+        "files": files,
+    }
+    return json.dumps(description)

@@ -1,8 +1,8 @@
-"""Pure: which messages of a request count as those of a recorded path, by the rule of the job.
+"""Which messages of a request count as the messages of a recorded path, by the rule of the job. Pure functions.
 
 Clients rewrite the history that they send back. Messages are compared by fingerprint, run by run: a run is one reply,
-or the messages between two replies. The recorded ids stay the truth of what was sampled; a rule only decides whether a
-request continues them.
+or the messages between two replies. Recorded ids are never changed; a rule only decides whether a request
+continues them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from slime_plugins.rollout_buffer.types import Message, MessageMatching
 
 ASSISTANT, TOOL = "assistant", "tool"
 ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversation", "tools"
-"""Reasons for a branch other than a part: the request repeats one, shares no message with any, or has other tools."""
+"""Reasons for a branch, besides a message part that differs: the request repeats an earlier one, shares no message with
+any recorded path, or has other tools."""
 OPTION = "message_matching"
 THINK, THINK_END = "<think>", "</think>"
 
@@ -36,14 +37,14 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class Thinking(StrEnum):
-    """Where the text of a reply holds thoughts, which clients leave out."""
+    """Where the text of a reply holds thoughts, which clients may leave out."""
 
     APART = "apart"
-    """Nowhere: they are in a field of their own."""
+    """Nowhere: thoughts are in a field of their own."""
     IN_BLOCKS = "in_blocks"
     """In ``<think>`` blocks."""
     FROM_START = "from_start"
-    """In blocks, of which the prompt has opened the first; replies in a client's history are read so, too."""
+    """In blocks, the first of which the prompt has opened; replies in a client's history are read in this way."""
 
 
 def matching_of(options: Mapping[str, Any]) -> MessageMatching:
@@ -52,9 +53,9 @@ def matching_of(options: Mapping[str, Any]) -> MessageMatching:
 
 
 class Fingerprint(NamedTuple):
-    """The parts of a message that are compared, those that ``differences`` names first.
+    """The parts of a message that are compared. The fields before ``exact`` are those that ``differences`` names.
 
-    ``exact`` covers all of it, ``said`` the lines of its text in any order, without additions of clients,
+    ``exact`` covers the whole message, ``said`` the lines of its text in any order, without additions of clients,
     ``loose_calls`` the tool calls without null arguments and with all values as text. ``text``, ``said`` and
     ``is_empty`` are without ``inline``, the thoughts in the text. ``as_sent`` is how the text reads in a client's
     history, with and without its thoughts, where it quotes ``</think>``.
@@ -74,7 +75,7 @@ class Fingerprint(NamedTuple):
     as_sent: tuple[Fingerprint, ...] = ()
 
     def differences(self, other: Fingerprint) -> frozenset[str]:
-        """Returns the names of the parts that differ; ``form`` if it is none of them, such as white space."""
+        """Returns the names of the parts that differ; ``form`` if only something else differs, such as white space."""
         if self.exact == other.exact:
             return frozenset()
         other = other.read_as(self)
@@ -84,8 +85,8 @@ class Fingerprint(NamedTuple):
         return found or frozenset({"form"})
 
     def read_as(self, held: Fingerprint) -> Fingerprint:
-        """Returns a message of a request with the marks in its text as quoted as they are in the recorded one."""
-        same = next((one for one in held.as_sent if (one.said, one.inline) == (self.said, self.inline)), None)
+        """Returns a message of a request, with marks in its text quoted as the recorded ``held`` quotes them."""
+        same = next((each for each in held.as_sent if (each.said, each.inline) == (self.said, self.inline)), None)
         if same is None:
             return self
         text = held.text if self.text == same.text else self.text
@@ -126,7 +127,7 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
 
 
 def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerprint:
-    """Returns the fingerprint of a message with that text, and those thoughts in it."""
+    """Returns the fingerprint of a message with the text ``said`` and the thoughts ``inline`` in it."""
     is_reply, thoughts = message.role == ASSISTANT, digest(inline) if inline else b""
     return message._replace(
         text=digest(said.strip() if is_reply else said),
@@ -138,7 +139,7 @@ def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerpr
 
 
 def _without_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
-    """Returns what a reply says, and the thoughts in its text; the whole text, if they are not what it begins with."""
+    """Returns a reply's text without thoughts, and them; if it does not begin with them, all its text."""
     if thinking is Thinking.APART or THINK_END not in text:
         return text, ""
     is_open = thinking is Thinking.FROM_START and not text.lstrip().startswith(THINK)
@@ -152,7 +153,7 @@ def _without_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Why a request does not continue a path: the index of its first message that differs, and in what it differs."""
+    """Why a request does not continue a path: the index of the first message that differs, and its parts that do."""
 
     message: int
     role: str | None
@@ -217,13 +218,13 @@ def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool
 
 
 def _is_same_run(rule: MessageMatching, held: Sequence[Fingerprint], sent: Sequence[Fingerprint]) -> bool:
-    """Returns True if the messages between two replies count as the recorded ones, reordered or merged."""
+    """Returns True if a run between two replies counts as the recorded run, reordered or merged."""
     outline = None if held[0].role == ASSISTANT else outline_of(rule, held)
     return outline is not None and outline == outline_of(rule, sent)
 
 
 def message_key(rule: MessageMatching, message: Fingerprint) -> Hashable:
-    """Returns a value that is equal for all messages that count as one: it has the parts that may not differ."""
+    """Returns a value that is equal for all messages that count as one: it has the parts that must be equal."""
     if rule is MessageMatching.ROLE_CONTENT_ONLY:
         return message.role, message.images, message.said
     if rule is MessageMatching.LOOSE_TOOL_CALL:
@@ -270,7 +271,7 @@ def _difference(
 
 
 def _sum_of_normalized_lines(text: str, *, is_reply: bool) -> int:
-    """Returns a sum over the lines of a text without what clients add: that of joined texts is the sum of theirs."""
+    """Returns a sum over the lines of a text without clients' additions. Sums of texts add up to the joined text's."""
     first, *rest = text.split("<system-reminder>")
     parts = (part.partition("</system-reminder>") for part in rest)
     text = "\n".join([first, *(after if closed else inside for inside, closed, after in parts)])

@@ -1,4 +1,4 @@
-"""Pure: validates the messages of a chat request and normalises them, so that equal messages compare equal.
+"""Validates the messages of a chat request and normalises them, so that equal messages compare equal. Pure.
 
 Input is OpenAI's format with its variants: text as a string or as parts, ``null`` content, tool call arguments as a
 JSON string. The one output format is used for chat templates, trajectories and digests.
@@ -56,7 +56,7 @@ def read_conversation(messages: Any) -> Conversation:
 
 
 def call_id(reply: str, at: int) -> str:
-    """Returns the id of a tool call of a reply, which ``reply_name`` names."""
+    """Returns the id of a tool call; ``reply`` is the reply's name, from ``reply_name``."""
     return f"call_{reply}_{at}"
 
 
@@ -66,18 +66,18 @@ def reply_name() -> str:
 
 
 def _with_calls_together(messages: Iterable[Message]) -> tuple[Message, ...]:
-    """Moves the tool calls of one reply into one message, where a client put each before its result."""
-    found: list[Message] = []
+    """Moves the tool calls of one reply into one message, if a client put each call before its own result."""
+    joined: list[Message] = []
     for message in messages:
         calls: list[Any] = message.get("tool_calls") or []
-        caller = next((one for one in reversed(found) if one["role"] != "tool"), None) if calls else None
+        caller = next((each for each in reversed(joined) if each["role"] != "tool"), None) if calls else None
         if caller is not None and not message["content"] and caller.get("tool_calls"):
-            earlier, later = (_CALL_ID.fullmatch(one.get("id", "")) for one in (caller["tool_calls"][-1], calls[0]))
+            earlier, later = (_CALL_ID.fullmatch(call.get("id", "")) for call in (caller["tool_calls"][-1], calls[0]))
             if earlier is not None and later is not None and earlier[1] == later[1]:
                 caller["tool_calls"] += calls
                 continue
-        found.append(message)
-    return tuple(found)
+        joined.append(message)
+    return tuple(joined)
 
 
 def digest(value: Any) -> bytes:
@@ -87,7 +87,7 @@ def digest(value: Any) -> bytes:
 
 
 def whole_numbers_as_int(value: Any) -> Any:
-    """Returns a JSON value with 1.0 as 1, which are one number in JavaScript: its clients send the latter."""
+    """Returns a JSON value with 1.0 as 1: both are one number in JavaScript, whose programs send 1."""
     if isinstance(value, dict):
         return {key: whole_numbers_as_int(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -186,7 +186,7 @@ def _given_arguments(value: Any, where: str) -> dict[str, Any] | str:
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
-    """Parses JSON into the object that chat templates expect; returns a text that is none as it is."""
+    """Parses JSON into the object that chat templates expect; returns a text that is no JSON object unchanged."""
     try:
         parsed = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
@@ -195,7 +195,7 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def begun_arguments(text: str) -> Any:
-    """Returns what the beginning of arguments holds so far, as Anthropic's client reads it; the text if it is none."""
+    """Parses arguments that were cut, as Anthropic's client does; returns the text if it is no beginning of JSON."""
     try:
         begun = from_json(text, allow_partial=True)
         orjson.dumps(begun)  # refuses a number of more than 64 bits
@@ -205,7 +205,7 @@ def begun_arguments(text: str) -> Any:
 
 
 def with_begun_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns tool calls with arguments that were cut as what they hold so far."""
+    """Returns tool calls whose arguments, if they were cut, are parsed as far as they go."""
     return _with_arguments(calls, lambda given: begun_arguments(given) if isinstance(given, str) else given)
 
 
@@ -217,7 +217,7 @@ def expect_text(value: Any, where: str) -> str:
 
 
 def hashed_url(url: Any, images: dict[str, Image], where: str) -> str:
-    """Returns the URL of an image with its hash in place of a data URI, whose image is added to ``images``."""
+    """Returns an image's URL by hash; the image of a data URI is added to ``images``."""
     if not isinstance(url, str) or not url.startswith("data:"):
         return _image_url(url, where)
     try:

@@ -1,7 +1,8 @@
-"""Pure: finds the recorded turns that a request may continue, or comes near to, without a comparison with each of them.
+"""Finds the recorded turns that a request may continue or partly shares, without comparing it with each turn. Pure.
 
-Messages have a hash that is equal for all that the rule of the job treats as equal; a run of results or of a user's
-messages also has one for all its orders and mergers. A turn is kept under the hash of each beginning of its messages.
+Messages that the rule of the job treats as equal have equal hashes. A run of tool results or of a user's messages
+also has a hash that is equal for all its orders and mergers. A turn is kept under the hash of each beginning of its
+messages.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Item = TypeVar("Item")
 
 
 class Beginning(NamedTuple):
-    """The first messages of a request, up to its message ``end``, as a hash of their place and of what they say."""
+    """The messages of a request before index ``end``, as a hash of their content and of the place where they begin."""
 
     end: int
     hash: int
 
 
 class PathIndex(Generic[Item]):
-    """Items by the messages that lead to them, in their ``order``. A place, such as a parent, tells equal messages in
-    two of them apart."""
+    """Items by the messages that lead to them, sorted by ``order``. Equal messages in two places,
+    such as after two parents, are kept apart."""
 
     def __init__(self, rule: MessageMatching, order: Callable[[Item], int]) -> None:
         self._rule = rule
@@ -41,12 +42,12 @@ class PathIndex(Generic[Item]):
         self._by_beginning: defaultdict[int, list[Item]] = defaultdict(list)
 
     def add(self, place: Hashable, context: Sequence[Fingerprint], reply: Fingerprint, item: Item) -> None:
-        for found, key in self._keys(place, context, reply):
-            insort(found[key], item, key=self._order)
+        for table, key in self._keys(place, context, reply):
+            insort(table[key], item, key=self._order)
 
     def remove(self, place: Hashable, context: Sequence[Fingerprint], reply: Fingerprint, item: Item) -> None:
-        for found, key in self._keys(place, context, reply):
-            found[key].remove(item)
+        for table, key in self._keys(place, context, reply):
+            table[key].remove(item)
 
     def beginnings(self, place: Hashable, sent: Sequence[Fingerprint], start: int) -> list[Beginning]:
         """Returns the beginnings of a request from one of its messages on, the shortest first."""
@@ -54,11 +55,11 @@ class PathIndex(Generic[Item]):
 
     def matching(self, beginnings: Sequence[Beginning]) -> list[Item]:
         """Returns all items that the request may continue, and perhaps others."""
-        found = (one for beginning in beginnings for one in self._by_whole.get(beginning.hash, ()))
-        return list(dict.fromkeys(found))
+        items = (item for beginning in beginnings for item in self._by_whole.get(beginning.hash, ()))
+        return list(dict.fromkeys(items))
 
     def sharing(self, beginning: Beginning) -> Iterator[Item]:
-        """Yields the items with this beginning, the latest first. No other one shares as many messages with the
+        """Yields the items with this beginning, the latest first. No other item shares as many messages with the
         request."""
         return reversed(self._by_beginning.get(beginning.hash, ()))
 
@@ -68,7 +69,7 @@ class PathIndex(Generic[Item]):
         shared = list(_beginnings(self._rule, place, context, 0))
         whole = [hash((shared[-1].hash, message_key(self._rule, one))) for one in (reply, *reply.as_sent)]
         keys = dict.fromkeys([*(one.hash for one in shared), *whole])
-        if reply.is_empty:  # clients leave it out
+        if reply.is_empty:  # clients leave out an empty reply
             whole += [one.hash for one in shared if one.end == len(context)]
         return [*((self._by_whole, key) for key in dict.fromkeys(whole)), *((self._by_beginning, key) for key in keys)]
 

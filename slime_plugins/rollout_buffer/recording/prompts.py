@@ -22,9 +22,9 @@ from slime_plugins.rollout_buffer.recording.turns import Match, Recording, Turn,
 from slime_plugins.rollout_buffer.types import Message
 
 MAX_INLINE_LENGTH = 20_000
-"""In characters; longer messages are rendered in a thread, because that takes milliseconds."""
+"""In characters; longer messages are rendered in a thread, because rendering them takes milliseconds."""
 MAX_OPENING_TOKENS = 8
-"""At most so many tokens end a prompt that begins the reply with ``<think>``."""
+"""Number of last tokens of a prompt in which ``<think>``, the beginning of a thought, is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Prompt:
     ids: list[int]
     images: tuple[str, ...]
     held: int
-    """Number of ids that the parent turn's path has."""
+    """Number of leading ids that the path of the parent turn already holds."""
     held_images: int
     context: tuple[Fingerprint, ...]
     from_start: bool
@@ -57,7 +57,7 @@ class Prompt:
     ) -> Turn:
         """Returns the turn that was sampled after this prompt; it is not yet recorded.
 
-        ``thinks_apart``: thoughts were taken out of the text of its message.
+        ``thinks_apart``: the message has its thoughts in a field of their own, not in its text.
         """
         in_text = Thinking.FROM_START if opens_thought(chat, self.ids) else Thinking.IN_BLOCKS
         return Turn(
@@ -116,13 +116,13 @@ async def build_prompt(
 
 
 def _whole_prompt(chat: ChatTokens, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Renders all messages. Some templates refuse a call whose arguments were cut, and get what they hold so far."""
+    """Renders all messages. A template that refuses a call with cut arguments gets them parsed as far as they go."""
     try:
         return chat.prompt(messages, tools)
     except ConfigError:
         readable = [
-            {**one, "tool_calls": with_begun_arguments(one["tool_calls"])} if one.get("tool_calls") else one
-            for one in messages
+            {**each, "tool_calls": with_begun_arguments(each["tool_calls"])} if each.get("tool_calls") else each
+            for each in messages
         ]
         if readable == list(messages):
             raise
@@ -132,7 +132,7 @@ def _whole_prompt(chat: ChatTokens, messages: Sequence[Message], tools: Sequence
 def prompt_of_ids(
     recording: Recording, ids: list[int], conversation: Conversation, difference: Difference | None = None
 ) -> Prompt:
-    """Returns a prompt that was rendered as a whole: after the longest path that it continues, or a new branch."""
+    """Places a prompt that was rendered as a whole after the longest path that it continues, or on a new branch."""
     images = tuple(image_hashes_of(conversation.messages))
     sent = recording.fingerprints(conversation.messages, conversation.digests)
     return _placed(recording, ids, images, sent, difference)

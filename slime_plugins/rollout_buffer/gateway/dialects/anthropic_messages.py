@@ -1,8 +1,8 @@
-"""Pure: Anthropic's Messages API as chat requests, and chat replies as its messages, events and errors.
+"""Reads Anthropic's Messages API as chat requests; encodes chat replies as its messages, events and errors. Pure.
 
 A request becomes the body of a chat request, which ``chat_requests`` and ``messages`` validate further. A tool result
-becomes a message of its own, in its place among the texts of a user. ``cache_control``, ``metadata``, ``thinking`` and
-unknown fields have no effect.
+becomes a message of its own, between the messages with the texts before and after it. ``cache_control``,
+``metadata``, ``thinking`` and unknown fields have no effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DELTAS = {
     REASONING: ("thinking_delta", "thinking"),
     TOOL_CALLS: ("input_json_delta", "partial_json"),
 }
-"""By the key of a piece the type of its deltas, and the field that has its text."""
+"""By the key of a piece: the type of its deltas, and the field that holds its text."""
 ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -108,31 +108,33 @@ def _messages_of(message: Any, where: str, images: Images) -> list[dict[str, Any
     blocks = _blocks(message.get("content"), f"{where}.content")
     if role == "assistant":
         return [_assistant(blocks, f"{where}.content")]
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for at, block in enumerate(blocks):
-        place = f"{where}.content[{at}]"
+        location = f"{where}.content[{at}]"
         if block["type"] == "tool_result" and role == "user":
-            found.append(_tool_result(block, place, images))
+            messages.append(_tool_result(block, location, images))
             continue
-        if not found or found[-1]["role"] == "tool":
-            found.append({"role": role, "content": []})
-        found[-1]["content"].append(_part(block, place, images))
-    return found or [{"role": role, "content": ""}]
+        if not messages or messages[-1]["role"] == "tool":
+            messages.append({"role": role, "content": []})
+        messages[-1]["content"].append(_part(block, location, images))
+    return messages or [{"role": role, "content": ""}]
 
 
 def _assistant(blocks: Blocks, where: str) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for at, block in enumerate(blocks):
-        place, kind = f"{where}[{at}]", block["type"]
+        location, kind = f"{where}[{at}]", block["type"]
         if kind == "thinking":
-            thoughts.append(expect_text(block.get("thinking"), f"{place}.thinking"))
+            thoughts.append(expect_text(block.get("thinking"), f"{location}.thinking"))
         elif kind == "tool_use":
             if not isinstance(block.get("input"), dict):
-                raise wrong_field(f"{place}.input", "must be an object")
-            function = {"name": expect_text(block.get("name"), f"{place}.name"), "arguments": block["input"]}
-            calls.append({"id": expect_text(block.get("id"), f"{place}.id"), "type": "function", "function": function})
+                raise wrong_field(f"{location}.input", "must be an object")
+            function = {"name": expect_text(block.get("name"), f"{location}.name"), "arguments": block["input"]}
+            calls.append(
+                {"id": expect_text(block.get("id"), f"{location}.id"), "type": "function", "function": function}
+            )
         elif kind != "redacted_thinking":
-            texts.append({"type": "text", "text": _text_of(block, place)})
+            texts.append({"type": "text", "text": _text_of(block, location)})
     message: dict[str, Any] = {"role": "assistant", "content": texts, "tool_calls": calls}
     return {**message, "reasoning_content": "\n".join(thoughts)} if thoughts else message
 
@@ -233,14 +235,14 @@ def _ends_at_stop(reply: ChatReply) -> bool:
     return reply.finish_reason == "stop" and reply.stop is not None
 
 
-def _content(said: Mapping[str, Any], signature: str) -> Blocks:
+def _content(message: Mapping[str, Any], signature: str) -> Blocks:
     blocks: Blocks = []
-    if said.get(REASONING):
+    if message.get(REASONING):
         # Clients leave out thoughts without a signature.
-        blocks.append({"type": "thinking", "thinking": said[REASONING], "signature": signature})
-    if said.get(CONTENT):
-        blocks.append({"type": "text", "text": said[CONTENT]})
-    for call in said.get(TOOL_CALLS) or []:
+        blocks.append({"type": "thinking", "thinking": message[REASONING], "signature": signature})
+    if message.get(CONTENT):
+        blocks.append({"type": "text", "text": message[CONTENT]})
+    for call in message.get(TOOL_CALLS) or []:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         given = begun_arguments(arguments) if isinstance(arguments, str) else arguments
         blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
@@ -271,8 +273,8 @@ class MessageEvents:
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         yield from self._close()
         whole = message(reply)
-        ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
-        yield _event("message_delta", delta=ended, usage=whole["usage"])
+        ending = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+        yield _event("message_delta", delta=ending, usage=whole["usage"])
         yield _event("message_stop")
 
     def fail(self, error: RolloutBufferError) -> Iterator[bytes]:
@@ -291,7 +293,7 @@ class MessageEvents:
 
 
 def _empty_block(piece: Piece) -> dict[str, Any]:
-    """Returns the block of a piece as it begins."""
+    """Returns the empty block that begins with a piece."""
     if piece.key == TOOL_CALLS:
         return {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}}
     return (

@@ -1,4 +1,4 @@
-"""Pure: the dialects in which agents ask for turns. All are read as chat requests, and encode the same replies."""
+"""The dialects in which agents ask for turns. Each is read as chat requests, and encodes the same replies. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ReplyEvents(Protocol):
     """Encodes one reply as server-sent events."""
 
     def begin(self, reply: ChatReply) -> Iterable[bytes]:
-        """Returns the events with which a reply begins."""
+        """Returns the events that begin the reply."""
 
     def add(self, piece: Piece) -> Iterable[bytes]:
-        """Returns the events of its next piece."""
+        """Returns the events of the reply's next piece."""
 
     def end(self, reply: ChatReply) -> Iterable[bytes]:
-        """Returns the events that end it."""
+        """Returns the events that end the reply."""
 
     def fail(self, error: RolloutBufferError) -> Iterable[bytes]:
         """Returns the events that end a stream with an error."""
@@ -36,9 +36,9 @@ class Dialect:
     """Functions that convert the requests of one API to chat requests and images, and encode its replies and errors.
 
     ``read`` returns a request as the body of a chat request, with the images that were not taken out of it before. Its
-    second argument has the messages of the turn that ``previous_turn`` names by session and its own name. ``encode``
-    encodes the reply to a request, ``events`` makes what encodes it as a stream. ``client_names`` are its names of
-    fields that chat requests name otherwise.
+    second argument has the messages of the turn that ``previous_turn`` names by session and turn name. ``encode``
+    encodes the reply to a request, ``events`` makes the encoder of a streamed reply. ``client_names`` are the dialect's
+    names of fields that chat requests name otherwise.
     """
 
     read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]

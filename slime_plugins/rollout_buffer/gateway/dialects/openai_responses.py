@@ -1,4 +1,4 @@
-"""Pure: OpenAI's Responses API as chat requests, and chat replies as its responses, events and errors.
+"""Reads OpenAI's Responses API as chat requests; encodes chat replies as its responses, events and errors. Pure.
 
 Neighbouring items of the assistant (reasoning, text, function calls) become one message. The id of a response names its
 turn, so that ``previous_response_id`` finds the recorded messages. ``store``, ``include``, ``reasoning``,
@@ -25,10 +25,10 @@ REFUSED_FIELDS = {
 }
 TYPED_FIELDS = {"metadata": dict, "include": list, "tools": list, "text": dict}
 CLIENT_TOOLS = ("custom", "computer", "local_shell", "shell", "apply_patch")
-"""Types of tools that a client runs but that have no JSON schema; others that are no functions are left out."""
+"""Types of tools that clients run but that have no JSON schema; they are refused. Tools of other types are left out."""
 LOG_PROBS = "message.output_text.logprobs"
 WITH_INSTRUCTIONS = "i"
-"""End of the id of a response whose first message is its ``instructions``, which do not carry over to the next."""
+"""End of the id of a response whose first message is its ``instructions``, which the next response does not inherit."""
 
 _ITEM_ID = re.compile(r"(?:msg|rs|fc)_(.+)_[0-9]+")
 _RESPONSE_ID = re.compile(rf"resp_(.{{1,200}})-([0-9a-f]{{1,24}})({WITH_INSTRUCTIONS}?)")
@@ -44,15 +44,15 @@ def read_response_id(body: Mapping[str, Any]) -> tuple[str, str] | None:
     """Returns session and name of the turn that ``previous_response_id`` names.
 
     Raises:
-        InvalidPayloadError: it is no id of a response.
+        InvalidPayloadError: ``previous_response_id`` is no id of a response.
     """
     given = body.get("previous_response_id")
     if given is None:
         return None
-    named = _RESPONSE_ID.fullmatch(expect_text(given, "previous_response_id"))
-    if named is None:
+    match = _RESPONSE_ID.fullmatch(expect_text(given, "previous_response_id"))
+    if match is None:
         raise wrong_field("previous_response_id", f"is no id of a response: {given[:100]!r}")
-    return named[1], named[2]
+    return match[1], match[2]
 
 
 def read_request(body: Mapping[str, Any], history: Sequence[Message]) -> tuple[dict[str, Any], Images]:
@@ -118,8 +118,8 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
 
 def _reply_of(item: Mapping[str, Any]) -> str | None:
     """Returns the name of the reply of which an item is a part, if its id says so."""
-    named = _ITEM_ID.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
-    return None if named is None else named[1]
+    match = _ITEM_ID.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
+    return None if match is None else match[1]
 
 
 def _add_to_assistant(
@@ -127,10 +127,10 @@ def _add_to_assistant(
 ) -> None:
     """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there.
 
-    ``goes_on``: its id says that it is of the same reply as the item before.
+    ``goes_on``: the item's id says that it is a part of the same reply as the item before.
     """
     last = found[-1] if found and found[-1]["role"] == "assistant" else None
-    # A text after calls is of the same turn: they wait for their outputs.
+    # A text after calls belongs to the same turn, because the calls still wait for their outputs.
     if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"] and not goes_on):
         last = {"role": "assistant", "content": [], "tool_calls": []}
         found.append(last)
@@ -196,8 +196,8 @@ def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
 def response(reply: ChatReply, body: Mapping[str, Any]) -> dict[str, Any]:
     """Encodes a reply that is not streamed: the response that its events end with; ``body`` is the request."""
     events = ResponseEvents(body)
-    for some in (events.begin(reply), *map(events.add, pieces_of(reply.message)), events.end(reply)):
-        list(some)
+    for encoded in (events.begin(reply), *map(events.add, pieces_of(reply.message)), events.end(reply)):
+        list(encoded)
     return events.response
 
 
@@ -236,7 +236,7 @@ class ResponseEvents:
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open = ""
-        """The key of the pieces of the last item, while that item goes on."""
+        """The key of the last item's pieces while more of them may come; then empty."""
         self.response: dict[str, Any] = {}
         """The response so far."""
 

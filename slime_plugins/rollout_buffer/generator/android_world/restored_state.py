@@ -1,4 +1,4 @@
-"""The state of a device that must be the same before every episode: as adb's shell prints it, part by part.
+"""The state of a device that must be the same before every episode, read and written through adb's shell.
 
 A device's state is recorded in a file before its first episode; deleting the file accepts the device's present state.
 """
@@ -24,13 +24,13 @@ SNAPSHOTS = "/data/data/android_world/snapshots"
 MAX_CLOCK_DRIFT_S = 120.0
 _SCRIPT_TIMEOUT_S = 60.0
 _MAX_NAMES = 3
-_MAX_SAID = 200
+_MAX_ADB_OUTPUT = 200
 # Settings that change by themselves, and those that android_world sets for every task.
 _VOLATILE = re.compile(
     "rollout_buffer|boot_count|last_|_time=|timestamp|count=|usage|low_battery|next_alarm"
     "|^auto_time|^time_12_24|^show_touches|^pointer_location|^policy_control"
 )
-_OF_APPS = " /sdcard/Android/"
+_FOLDERS_OF_APPS = " /sdcard/Android/"
 """Folder of the shared storage in which apps, also those that run unasked, keep files of their own."""
 
 _SWITCH = {"0": "disable", "1": "enable", "2": "enable"}
@@ -45,11 +45,11 @@ _SERVICES = {
 }
 _STREAMS = ("voice", "system", "ring", "music", "alarm", "notification")
 _VOLUME = f"volume_({'|'.join(_STREAMS)})(_speaker)?"
-# adb would lose the device, or Android would be set up again.
 _KEY = re.compile(r"[\w.:/-]+")
+# Writing these, adb would lose the device, or Android would be set up again.
 _NEVER_WRITTEN = re.compile("^adb_|^development_settings|^device_provisioned|^user_setup_complete|^android_id")
 _PAUSES_S = (0.0, 0.5, 1.0)
-"""Pauses between writing settings and reading them again, one for each try: services switch later than they answer."""
+"""Pauses between writing settings and reading them, one for each try: services answer before they have switched."""
 
 State = dict[str, list[str]]
 """Lines by part; an app and a table of settings are parts: ``apps:org.example.notes``, ``settings:system``."""
@@ -66,7 +66,7 @@ class StatePart(StrEnum):
 
 
 COUNTED = frozenset(StatePart) - {StatePart.CLOCK}
-"""Parts that every device compares; android_world sets the clock before each task."""
+"""Parts compared on every device. The clock is not one of them: android_world sets it before each task."""
 _FILES = "find {} -type f -exec sha1sum {{}} +"
 _WRITABLE = frozenset({StatePart.SETTINGS, StatePart.CLOCK})
 _COMMANDS = {
@@ -83,9 +83,9 @@ _COMMANDS = {
 class StateCheck:
     """How a device's state is compared after each restore.
 
-    ``file`` holds the recorded state. An episode is refused if a part in ``required`` differs, also after a second
-    restore; then ``give_up`` is called. Other parts are counted. With ``snapshots``, the folder on the device with
-    android_world's snapshots of its apps, the data of an app must be that of its snapshot.
+    ``file`` holds the recorded state. An episode is refused if a part in ``required`` differs even after a second
+    restore; then ``give_up`` is called. Differences in other parts are only counted. With ``snapshots``, the folder on
+    the device with android_world's snapshots of its apps, the data of an app must be that of its snapshot.
     """
 
     file: Path
@@ -99,7 +99,7 @@ class StateCheck:
         Raises:
             DeviceError: the state cannot be read.
         """
-        found = _found(adb, serial, self.script(packages))
+        found = _read_state(adb, serial, self.script(packages))
         recorded = self._recorded()
         known = recorded | {
             name.replace("snapshot:", "apps:"): found.pop(name) for name in list(found) if part_of(name) == "snapshot"
@@ -112,7 +112,7 @@ class StateCheck:
         return changed
 
     def put_back(self, adb: AdbServer, serial: str, changed: Mapping[str, str], *, sets_clock: bool) -> dict[str, str]:
-        """Writes the recorded settings and the time to the device; returns what of ``changed`` differs still.
+        """Writes the recorded settings and the time to the device; returns the parts of ``changed`` that still differ.
 
         Raises:
             DeviceError: the state cannot be read.
@@ -120,22 +120,22 @@ class StateCheck:
         recorded = {name: self._recorded()[name] for name in changed if part_of(name) in _WRITABLE}
         if not recorded:
             return dict(changed)
-        said, found = "", _found(adb, serial, _script(recorded))
+        adb_output, found = "", _read_state(adb, serial, _script(recorded))
         refused = "" if sets_clock or StatePart.CLOCK not in recorded else "its clock must not be set, or only by root"
         for pause_s in _PAUSES_S:
             writable = [name for name in recorded if sets_clock or name != StatePart.CLOCK]
             commands = [command for name in writable for command in _commands(name, recorded[name], found[name])]
             if not commands:
                 break
-            _, said = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_SCRIPT_TIMEOUT_S)
+            _, adb_output = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_SCRIPT_TIMEOUT_S)
             time.sleep(pause_s)
-            found = _found(adb, serial, _script(recorded))
+            found = _read_state(adb, serial, _script(recorded))
             if not differences(recorded, found):
                 break
-        left = differences(recorded, found)
-        reason = f" (not put back: {said[-_MAX_SAID:] or refused or 'adb printed nothing'})"
+        remaining = differences(recorded, found)
+        reason = f" (not put back: {adb_output[-_MAX_ADB_OUTPUT:] or refused or 'adb printed nothing'})"
         others = {name: text for name, text in changed.items() if name not in recorded}
-        return others | {name: text + reason for name, text in left.items()}
+        return others | {name: text + reason for name, text in remaining.items()}
 
     def script(self, packages: Collection[str]) -> str:
         """Returns a script for the device's shell that prints each part after a line with its name."""
@@ -161,7 +161,7 @@ def _script(names: Iterable[str], *more: str) -> str:
     return "; ".join([*(f"echo @{name}; {_COMMANDS[name]}" for name in names), *more, "echo @end"])
 
 
-def _found(adb: AdbServer, serial: str, script: str) -> State:
+def _read_state(adb: AdbServer, serial: str, script: str) -> State:
     _, output = adb.run("-s", serial, "shell", script, timeout_s=_SCRIPT_TIMEOUT_S)
     if "@end" not in map(str.strip, output.splitlines()):
         raise DeviceError(f"the state of {serial} cannot be read: {output[-400:]}")
@@ -169,7 +169,7 @@ def _found(adb: AdbServer, serial: str, script: str) -> State:
 
 
 def read(output: str) -> State:
-    """Returns what the script printed; the clock as its difference to this host's."""
+    """Returns the state that the script printed, with the clock as its difference to this host's."""
     state: State = {}
     lines: list[str] = []
     for line in map(str.strip, output.splitlines()):
@@ -204,15 +204,15 @@ def _commands(name: str, recorded: Iterable[str], found: Iterable[str]) -> Itera
         yield f"date -u {stamp} >/dev/null || su 0 date -u {stamp} >/dev/null"
         return
     if any("=" not in line for line in (*recorded, *found)):
-        return  # a value of several lines: whose line it is is not known
-    wanted, there = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in (recorded, found))
+        return  # a value has several lines: it is not known which setting a line belongs to
+    wanted, present = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in (recorded, found))
     # Airplane mode first, because it switches other services.
-    for key in sorted(wanted.keys() | there.keys(), key=lambda key: (key != "airplane_mode_on", key)):
-        if wanted.get(key) != there.get(key) and _KEY.fullmatch(key) and not _NEVER_WRITTEN.search(key):
-            yield f"{_writing(name.partition(':')[2], key, wanted.get(key))} >/dev/null"
+    for key in sorted(wanted.keys() | present.keys(), key=lambda key: (key != "airplane_mode_on", key)):
+        if wanted.get(key) != present.get(key) and _KEY.fullmatch(key) and not _NEVER_WRITTEN.search(key):
+            yield f"{_setting_command(name.partition(':')[2], key, wanted.get(key))} >/dev/null"
 
 
-def _writing(table: str, key: str, value: str | None) -> str:
+def _setting_command(table: str, key: str, value: str | None) -> str:
     command, words = _SERVICES.get(key, ("", {}))
     if value in words:
         return f"{command} {words[value]}"
@@ -237,7 +237,7 @@ def not_restored(name: str, changed: Mapping[str, str], file: Path) -> DeviceErr
 
 
 def _comparable_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
-    """Returns the lines of a part without what changes by itself and without the folder of an app."""
+    """Returns the lines of a part, without settings that change by themselves and without an app's folder in paths."""
     part, _, package = name.partition(":")
     if part == StatePart.SETTINGS:
         return (line for line in lines if not _VOLATILE.search(line) and not line.endswith("=null"))
@@ -246,5 +246,5 @@ def _comparable_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
     if part == StatePart.CLOCK:
         return (str(float(line) - time.time()) for line in lines if line.isdecimal())
     if part == StatePart.STORAGE:
-        return (line for line in lines if _OF_APPS not in line)
+        return (line for line in lines if _FOLDERS_OF_APPS not in line)
     return (re.sub(rf" /\S*?/{re.escape(package)}/", " ", line) for line in lines)

@@ -54,8 +54,8 @@ class RewardSettings(SettingsSection):
     ) -> PhoneRewardBreakdown:
         """Returns the reward of an episode, by the table of this module.
 
-        ``score`` is the device's, None without one. ``thinking_tokens`` has one entry per action taken: the tokens
-        inside the thinking tags of that reply.
+        ``score`` is the device's score, None if it was not scored. ``thinking_tokens`` has one entry per action taken:
+        the tokens inside the thinking tags of that reply.
         """
         steps = len(thinking_tokens)
         scale = step_scale(steps, self)

@@ -1,6 +1,6 @@
 """Which capabilities the tasks of AndroidWorld need, and so which tasks a device can play.
 
-``task_needs.json`` has one row per task, derived from the package's source; a test with the package compares.
+``task_needs.json`` has one row per task, derived from the package's source; a test compares it with the package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from importlib import resources
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import DeviceCheck
 
-_OF_OTHER_TASKS = frozenset({Capability.CLOCK, Capability.ROOT})  # the package's base class sets the clock, as root
+_NEEDS_OF_OTHER_TASKS = frozenset(
+    {Capability.CLOCK, Capability.ROOT}
+)  # the package's base class sets the clock, as root
 _MAX_NAMES = 8
 
 
@@ -25,8 +27,8 @@ def task_needs() -> Mapping[str, frozenset[Capability]]:
 
 
 def needs_of(task_name: str) -> frozenset[Capability]:
-    """Returns what a task needs; one that is not of the package needs what most of its tasks need."""
-    return task_needs().get(task_name, _OF_OTHER_TASKS)
+    """Returns what a task needs; a task that is not of the package gets the needs of most of its tasks."""
+    return task_needs().get(task_name, _NEEDS_OF_OTHER_TASKS)
 
 
 def missing(task_name: str, capabilities: Collection[Capability]) -> list[Capability]:
@@ -40,7 +42,7 @@ def playable(capabilities: Collection[Capability]) -> list[str]:
 
 
 def examined(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
-    """Returns doctor's line: how many tasks the device can play, and which each missing capability costs."""
+    """Returns doctor's line: how many tasks the device can play, and which tasks each missing capability excludes."""
     played = playable(capabilities)
     parts = [f"plays {_listed(played)} of the {len(task_needs())} tasks"]
     for capability in sorted(set(Capability) - set(capabilities)):

@@ -14,11 +14,11 @@ UNREADABLE = "unreadable"
 _SHAPE = '{"name": "...", "arguments": {...}}'
 
 CallReader = Callable[[str], Sequence[ToolCall]]
-"""Returns the tool calls in the text of a sampled turn; empty without any."""
+"""Returns the tool calls in the text of a sampled turn; empty if it has none."""
 
 
 def read_calls(text: str) -> list[ToolCall]:
-    """Returns the calls of a turn in order; one with a ``problem`` has the name ``UNREADABLE``."""
+    """Returns the calls of a turn in order; a call with a ``problem`` gets the name ``UNREADABLE``."""
     offered = schemas(tools_for(editing=True))
     calls = [segment.call for segment in read_segments(text, offered) if segment.call is not None]
     return [call if call.problem is None else _unreadable(call, call.problem) for call in calls]

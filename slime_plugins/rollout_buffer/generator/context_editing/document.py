@@ -37,7 +37,7 @@ def require_search_library() -> Any:
         library = importlib.import_module("bm25s")
     except ImportError as error:
         raise ConfigError(f"searchEngine needs bm25s ({error}): {install_extra('context-editing')}") from error
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG: a line for each index
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets DEBUG, which logs a line for each index
     return library
 
 
@@ -60,7 +60,7 @@ class ChunkIndex:
         self._scorer = _scorer(terms) if any(terms) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Returns the best chunks, best first, equal ones in the document's order; none without a common word."""
+        """Returns the best chunks, best first, equal ones in document order; only chunks with a word of the query."""
         terms = _terms(query)
         if self._scorer is None or not terms:
             return []
@@ -88,7 +88,7 @@ class Document:
             return self._word_count
 
     async def token_count(self, count: Callable[[str], int]) -> int:
-        """Returns the number of tokens, counted in blocks: exact but for a token or two per block."""
+        """Returns the number of tokens, counted in blocks: so the number may be wrong by a token or two per block."""
         async with self._busy:
             if self._token_count is None:
                 total = 0
@@ -99,12 +99,12 @@ class Document:
             return self._token_count
 
     async def index(self, *, chunk_words: int, overlap: int) -> ChunkIndex:
-        """Returns the index with these parameters; the last few are cached."""
+        """Returns the index with these parameters; the most recently built indices are cached."""
         key = (chunk_words, overlap)
         async with self._busy:
             if key not in self._indices:
-                made = await asyncio.to_thread(ChunkIndex, self.text, chunk_words=chunk_words, overlap=overlap)
-                self._indices[key] = made
+                index = await asyncio.to_thread(ChunkIndex, self.text, chunk_words=chunk_words, overlap=overlap)
+                self._indices[key] = index
                 while len(self._indices) > _INDICES_PER_DOCUMENT:
                     self._indices.popitem(last=False)
             return self._indices[key]
@@ -120,13 +120,13 @@ class DocumentCache:
     def document(self, text: str) -> Document:
         clean = text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
         sha256 = hashlib.sha256(clean.encode()).hexdigest()
-        found = self._documents.pop(sha256, None) or Document(clean, sha256)
-        self._documents[sha256] = found
+        document = self._documents.pop(sha256, None) or Document(clean, sha256)
+        self._documents[sha256] = document
         while (
-            len(self._documents) > 1 and sum(len(one.text) for one in self._documents.values()) > self._max_characters
+            len(self._documents) > 1 and sum(len(each.text) for each in self._documents.values()) > self._max_characters
         ):
             self._documents.popitem(last=False)
-        return found
+        return document
 
 
 def _cut(text: str, chunk_words: int, overlap: int) -> list[str]:

@@ -1,7 +1,7 @@
 """The tools for the document, the notes and the budget.
 
-``deleteContext`` and ``finish`` change the episode and are executed by it; their arguments are checked here. The answer
-to any call is a result: an error is a sentence with an alternative.
+``deleteContext`` and ``finish`` change the episode, which executes them; only their arguments are checked here. Every
+call is answered by a result; an error is a result that names an alternative.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CUT = " … (cut: this is too long for one result; smaller chunks are shown who
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """The context in tokens: its present length, the room that a turn needs, and the limit."""
+    """The context in tokens: its present length, the length reserved for a turn, and the limit."""
 
     used: int
     response_length: int
@@ -105,11 +105,11 @@ class DocumentTools:
 
     async def run(self, call: CheckedCall) -> ToolResult:
         """Executes a call of any tool but ``deleteContext`` and ``finish``."""
-        own = handler_of(call.tool)
-        if own is None:
+        handler = handler_of(call.tool)
+        if handler is None:
             return await self._handlers[ToolName(call.tool)](call.arguments)
         try:
-            message = await own(self._document.text, call.arguments)
+            message = await handler(self._document.text, call.arguments)
         except ArgumentError as error:
             return _error(str(error))
         return ToolResult(message=self._within_limit(message) if isinstance(message, str) else message)
@@ -156,7 +156,7 @@ class DocumentTools:
             return _error(f"there is no index yet: call {ToolName.BUILD_INDEX} first")
         hits = self._index.search(arguments["query"], arguments.get("top_k", 5))
         share = self._settings.max_result_tokens // max(1, len(hits))
-        found = [
+        entries = [
             {
                 "chunk_id": hit.chunk_id,
                 "score": round(hit.score, 3),
@@ -164,7 +164,7 @@ class DocumentTools:
             }
             for hit in hits
         ]
-        return ToolResult(message={"hits": found})
+        return ToolResult(message={"hits": entries})
 
     # ---- notes -------------------------------------------------------------------------------------------------------
 
@@ -192,8 +192,8 @@ class DocumentTools:
         return ToolResult(message={"key": key, "content": self._within_limit(self.notes[key])})
 
     def _all_notes(self) -> ToolResult:
-        together = "\n".join(f"{key}\n{text}" for key, text in self.notes.items())
-        if self._count(together) > self._settings.max_result_tokens:
+        all_notes = "\n".join(f"{key}\n{text}" for key, text in self.notes.items())
+        if self._count(all_notes) > self._settings.max_result_tokens:
             return _error(f"the notes together are too long: read them one by one ({self._note_names()})")
         return ToolResult(message={"notes": dict(self.notes)})
 
@@ -222,7 +222,7 @@ class DocumentTools:
         return ToolResult(message=result)
 
     def _room(self) -> int:
-        """Returns the tokens that the message of one more result may have."""
+        """Returns how many tokens the message of one more result may have."""
         return max(0, self._budget().left - ROOM_AROUND_A_RESULT)
 
     def _within_limit(self, text: str) -> str:

@@ -1,6 +1,6 @@
 """One episode: generate, execute the turn's tool calls, append the results, until an end condition.
 
-    prompt (view of the history) ─▶ fits? ─▶ generate ─▶ read calls ─▶ carry out, one after the other ─┐
+    prompt (view of the history) ─▶ fits? ─▶ generate ─▶ read calls ─▶ execute, one after the other ─┐
               ▲                                                                                      │
               └──────────── results are added; deleteContext marks messages as deleted ◀─────────────┘
 
@@ -9,7 +9,7 @@ End conditions:
 =========================================  ===============  ===========  =================================
 what happened                              stop reason      outcome      reward
 =========================================  ===============  ===========  =================================
-``finish`` was called                      answered         completed    of its answer (``rewards.py``)
+``finish`` was called                      answered         completed    of the answer (``rewards.py``)
 a turn without a tool call                 stop             completed    of the turn's text
 the next turn would not fit the context    max_context      truncated    ``context_length_penalty``
 the limit of turns is reached              max_turns        completed    0
@@ -183,9 +183,9 @@ class ContextEditingEpisode:
         return None
 
     async def _carry_out(self, call: ToolCall, msg_id: int, number: int) -> ToolResult:
-        most = self._settings.max_calls_per_turn
-        if number >= most:
-            return ToolResult(message=f"only the first {most} calls of a turn are carried out", ok=False)
+        max_calls = self._settings.max_calls_per_turn
+        if number >= max_calls:
+            return ToolResult(message=f"only the first {max_calls} calls of a turn are carried out", ok=False)
         checked = self._document_tools.check(call)
         if isinstance(checked, ToolResult):
             return checked
@@ -196,7 +196,7 @@ class ContextEditingEpisode:
         return await self._document_tools.run(checked)
 
     def _delete_context(self, call: CheckedCall, msg_id: int) -> ToolResult:
-        """Deletes messages. Before that, if there are any, it records the mark for a snapshot."""
+        """Deletes messages; first records the mark from which ``snapshots.py`` rebuilds what was deleted."""
         deletion = self._history.plan_deletion(call.arguments["message_ids"], invoked_by=msg_id)
         if deletion.deleted:
             self._marks.append(
@@ -210,7 +210,7 @@ class ContextEditingEpisode:
         return deletion.result()
 
     def _count_as_json(self, text: str) -> int:
-        """Counts the tokens of a text in a result, whose JSON escapes quotes and ends of lines."""
+        """Counts the tokens of a text as a result holds it: as JSON, which escapes quotes and ends of lines."""
         return self._setup.chat.count(json.dumps(text, ensure_ascii=False))
 
     def _budget(self) -> Budget:
@@ -252,12 +252,12 @@ class ContextEditingEpisode:
         )
 
     def _trained_generations(self) -> tuple[Generation, ...]:
-        """Returns all turns; without ``train_before_deletion`` only those after the last deleting turn."""
+        """Returns all turns; without ``train_before_deletion``, those up to the last deleting turn are not trained."""
         generations = self._stopwatch.with_environment_times(self._generations)
         if self._settings.train_before_deletion or not self._marks:
             return generations
-        last = self._marks[-1].turn
-        return tuple(replace(one, trained=turn > last) for turn, one in enumerate(generations))
+        last_deleting_turn = self._marks[-1].turn
+        return tuple(replace(each, trained=turn > last_deleting_turn) for turn, each in enumerate(generations))
 
     def _extra_info(self, ending: _Ending, score: Score | None) -> dict[str, Any]:
         return {
@@ -276,7 +276,7 @@ class ContextEditingEpisode:
             "success": None if self._task.label is None else score is not None and score.value >= 1,
             "reward_source": "label" if self._task.label is not None else "none: the line has no label",
             "finish_reason": self._generations[-1].finish_reason if self._generations else None,
-            "max_prompt_tokens": max((len(one.prompt_ids) for one in self._generations), default=0),
+            "max_prompt_tokens": max((len(each.prompt_ids) for each in self._generations), default=0),
             "document": {"sha256": self._document.sha256, "characters": len(self._document.text)},
             "tools": list(self._setup.tools) if self._setup.tools_in_template else [],
             "task": dict(self._task.extra_info),

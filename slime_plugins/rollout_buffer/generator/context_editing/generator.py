@@ -88,12 +88,12 @@ def _template_writes_tools(chat: ChatTokens, tools: Sequence[Mapping[str, Any]])
 
 
 def _try_results_and_stubs(chat: ChatTokens) -> None:
-    """Renders tool results once, so that a template that refuses them fails before the first episode."""
+    """Renders tool results and stubs once, so that a template that refuses them fails before the first episode."""
     history = History([{"role": "user", "content": "question"}])
-    asked = history.add_assistant("call")
-    history.add_result(ToolName.READ_CHUNK, ToolResult(message="text"), invoked_by=asked)
+    call_id = history.add_assistant("call")
+    history.add_result(ToolName.READ_CHUNK, ToolResult(message="text"), invoked_by=call_id)
     results = [message for message in history.messages if message["role"] == "tool"]
     chat.bridge_over(results * 2, turn_is_closed=True)
     chat.bridge_over(
-        [stub_of(message) for message in [*results, history.messages[asked], *results]], turn_is_closed=True
+        [stub_of(message) for message in [*results, history.messages[call_id], *results]], turn_is_closed=True
     )

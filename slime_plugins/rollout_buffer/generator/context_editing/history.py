@@ -1,4 +1,4 @@
-"""All messages of an episode, by message id, and which of them were deleted.
+"""All messages of an episode, each with its message id, and the ids of deleted messages.
 
 Messages are never changed and ids never reused; deleting only adds to ``deleted``. In prompts a deleted message is
 replaced by a stub.
@@ -32,7 +32,7 @@ class ToolResult:
 
     @property
     def status(self) -> str:
-        """``success`` or ``error``."""
+        """``success`` or ``error``, as results show it."""
         return "success" if self.ok else "error"
 
 
@@ -65,12 +65,12 @@ class History:
         number_turns: bool = False,
     ) -> None:
         """``number_turns`` gives the first sampled turn the id 0; prompt messages then have negative ids."""
-        begin = list(prompt)
+        first_messages = list(prompt)
         self.messages: list[Message] = []
         self.deleted: set[int] = set()
         self._break_markers = break_markers or (lambda text: text)
-        self._first = -len(begin) if number_turns else 0
-        for message in begin:
+        self._first_id = -len(first_messages) if number_turns else 0
+        for message in first_messages:
             self._append(dict(message))
         self._protected = self._next_id()
 
@@ -81,15 +81,15 @@ class History:
     def add_result(self, tool_name: str, result: ToolResult, *, invoked_by: int) -> int:
         """Adds a tool's answer in the form of prompts; returns its id."""
         msg_id = self._next_id()
-        shown = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
-        content = self._break_markers(json.dumps(shown, ensure_ascii=False))
+        result_fields = {MSG_ID: msg_id, INVOKED_BY: invoked_by, "status": result.status, "message": result.message}
+        content = self._break_markers(json.dumps(result_fields, ensure_ascii=False))
         name = self._break_markers(tool_name)
         return self._append({"role": "tool", "content": content, "tool_name": name, INVOKED_BY: invoked_by})
 
     def plan_deletion(self, ids: Sequence[int], *, invoked_by: int) -> Deletion:
         """Returns the plan of a deletion of ``ids``; nothing is deleted yet."""
         refused = {msg_id: reason for msg_id in ids if (reason := self._refusal(msg_id, invoked_by))}
-        return Deletion(deleted=tuple(one for one in ids if one not in refused), refused=refused)
+        return Deletion(deleted=tuple(msg_id for msg_id in ids if msg_id not in refused), refused=refused)
 
     def delete(self, deletion: Deletion) -> None:
         self.deleted.update(deletion.deleted)
@@ -111,10 +111,10 @@ class History:
         return msg_id
 
     def _next_id(self) -> int:
-        return self._first + len(self.messages)
+        return self._first_id + len(self.messages)
 
     def _refusal(self, msg_id: int, invoked_by: int) -> str | None:
-        if not self._first <= msg_id < self._next_id():
+        if not self._first_id <= msg_id < self._next_id():
             return "there is no message with this id"
         if msg_id < self._protected:
             return "it belongs to the task and cannot be deleted"
@@ -130,8 +130,8 @@ def stub_of(message: Message) -> Message:
     msg_id = message[MSG_ID]
     if message["role"] != "tool":
         return {"role": message["role"], "content": f"[message {msg_id} was deleted]"}
-    shown = {MSG_ID: msg_id, INVOKED_BY: message[INVOKED_BY], "status": DELETED}
-    return {"role": "tool", "content": json.dumps(shown)}
+    result_fields = {MSG_ID: msg_id, INVOKED_BY: message[INVOKED_BY], "status": DELETED}
+    return {"role": "tool", "content": json.dumps(result_fields)}
 
 
 class MarkerBreaker:
@@ -142,7 +142,7 @@ class MarkerBreaker:
         self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
 
     def __call__(self, text: str) -> str:
-        """Returns the text without special tokens."""
+        """Returns the text with every special token broken up."""
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: f"{match.group()[0]} {match.group()[1:]}", text)

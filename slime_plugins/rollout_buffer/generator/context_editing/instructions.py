@@ -28,7 +28,7 @@ _TOOLS_IN_TEXT = (
 
 
 def with_instructions(prompt: Sequence[Message], text: str | None, *, editing: bool) -> list[Message]:
-    """Adds a system message to a prompt without one; ``text`` None is the shipped one, an empty text adds none."""
+    """Adds a system message to a prompt without one; ``text`` None adds the shipped one, an empty text none."""
     if text is None:
         text = f"{_TASK} {_EDITING}" if editing else _TASK
     if not text or prompt[0]["role"] == "system":

@@ -5,8 +5,8 @@ results, stubs of deleted messages), rendered by the template together:
 
     prompt run │ sampled turn │ run of results and stubs │ sampled turn │ run │ …
 
-So sampled ids are never tokenised again; a deletion renders only the runs it changes again, and every id before the
-first of them stays the same.
+So sampled ids are never tokenised again. After a deletion only the runs that it changes are rendered again, and every
+id before the first changed run stays the same.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class PromptView:
         """Returns the ids between two sampled turns, generation prompt included."""
         key = (last_turn, tuple((message[MSG_ID], history.is_deleted(message)) for message in messages))
         if key not in self._runs:
-            shown = [stub_of(message) if history.is_deleted(message) else message for message in messages]
-            self._runs[key] = self._tokenised(last_turn, [_for_template(message) for message in shown])
+            visible = [stub_of(message) if history.is_deleted(message) else message for message in messages]
+            self._runs[key] = self._tokenised(last_turn, [_for_template(message) for message in visible])
         return self._runs[key]
 
     def _tokenised(self, last_turn: int | None, messages: Sequence[Message]) -> list[int]:
@@ -79,5 +79,5 @@ class PromptView:
 
 def _for_template(message: Message) -> Message:
     """Returns a message without keys that templates of some models refuse."""
-    named = {"name": message["tool_name"]} if message.get("tool_name") else {}
-    return {"role": message["role"], "content": message["content"], **named}
+    name = {"name": message["tool_name"]} if message.get("tool_name") else {}
+    return {"role": message["role"], "content": message["content"], **name}

@@ -1,8 +1,8 @@
 """The document tools for agents of the remote rollout protocol: ``--tools`` …``.remote_tools:DOCUMENT_TOOLS``.
 
 The request carries the document, as ``document_content``: at its top level, or in its ``extra_info``, ``tool_kwargs``
-or ``metadata``. Two tools are not offered: ``deleteContext`` changes an episode's own history, which a remote rollout
-does not have, and ``finish``: a remote rollout ends with the first turn that calls no tool.
+or ``metadata``. Two tools are not offered: ``deleteContext``, because a remote rollout has no history of its own
+to change, and ``finish``, because a remote rollout ends with the first turn that calls no tool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent_loop import CAP_KEYS
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
-_PLACES = ("extra_info", "tool_kwargs", "metadata")
+_HOLDERS = ("extra_info", "tool_kwargs", "metadata")
 _RESERVED_TOKENS = 1024
 _MAX_CACHES = 4
 _MAX_CACHE_CHARACTERS = 16_000_000
@@ -40,7 +40,7 @@ class DocumentToolSession:
 
     def __init__(self, document: Document, request: RolloutBody) -> None:
         self._room = request.max_tokens_total
-        self._kept = _kept_for_a_turn(request)
+        self._reserved_tokens = _tokens_reserved_for_a_turn(request)
         self._used = 0
         self._count: Callable[[str], int] = lambda text: len(text) // _CHARACTERS_PER_TOKEN + 1
         settings = ContextEditingSettings(statelm_enabled=False, max_model_length=self._room)
@@ -56,10 +56,10 @@ class DocumentToolSession:
         self._used, self._count = tokens, count
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Returns the result, structured ones as JSON. Later calls count its tokens as used.
+        """Returns the result; a structured result is JSON. Later calls count its tokens as used.
 
         Raises:
-            ValueError: the tool has no result; the message has an alternative.
+            ValueError: the tool failed; the message names an alternative.
         """
         async with self._busy:
             result = await self._result(name, arguments)
@@ -80,7 +80,7 @@ class DocumentToolSession:
         return checked if isinstance(checked, ToolResult) else await self._tools.run(checked)
 
     def _budget(self) -> Budget:
-        return Budget(used=self._used, response_length=self._kept, max_model_length=self._room)
+        return Budget(used=self._used, response_length=self._reserved_tokens, max_model_length=self._room)
 
 
 class DocumentToolProvider:
@@ -119,18 +119,18 @@ class DocumentToolProvider:
 
 def _document_of(request: RolloutBody) -> str:
     fields = {**request.unknown_fields, "metadata": request.metadata}
-    for place in (fields, *(fields.get(name) for name in _PLACES)):
-        document = place.get("document_content") if isinstance(place, Mapping) else None
+    for holder in (fields, *(fields.get(name) for name in _HOLDERS)):
+        document = holder.get("document_content") if isinstance(holder, Mapping) else None
         if isinstance(document, str) and document.strip():
             return document
     raise InvalidPayloadError(
         f"the tools of this server need a document: give document_content, a text, in the request or in its "
-        f"{', '.join(_PLACES[:-1])} or {_PLACES[-1]}"
+        f"{', '.join(_HOLDERS[:-1])} or {_HOLDERS[-1]}"
     )
 
 
-def _kept_for_a_turn(request: RolloutBody) -> int:
-    """Returns the request's token limit of a turn, or a default; always leaves room for results."""
+def _tokens_reserved_for_a_turn(request: RolloutBody) -> int:
+    """Returns the request's token limit of a turn, or a default, but at most a quarter of the whole limit."""
     caps = [cap for name in CAP_KEYS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
     return min([*caps, request.max_tokens_total // 4] if caps else [_RESERVED_TOKENS, request.max_tokens_total // 4])
 

@@ -49,12 +49,12 @@ class Score:
 
 
 def read_label(value: Any, aliases: Any = ()) -> Label | None:
-    """Returns the label of an input line; None if it is no text, number, or list of them."""
+    """Returns the label of an input line; None if it is no text, no number, and no list of texts and numbers."""
     if isinstance(value, list | tuple):
-        items = [text for one in value if (text := _as_text(one))]
+        items = [text for item in value if (text := _as_text(item))]
         return Label(items=tuple(items)) if items and len(items) == len(value) else None
     first = _as_text(value)
-    others = [text for one in aliases or () if (text := _as_text(one))] if isinstance(aliases, list | tuple) else []
+    others = [text for alias in aliases or () if (text := _as_text(alias))] if isinstance(aliases, list | tuple) else []
     return Label(texts=(first, *others)) if first else None
 
 
@@ -79,8 +79,8 @@ def _score_text(answer: str, label: str, partial_credit: float) -> Score:
     given, right = normalized(answer), normalized(label)
     if right and given == right:
         return Score(value=1.0, match="exact")
-    few = len(given.split()) <= MAX_WORDS
-    if right and few and f" {right} " in f" {given} ":
+    is_short = len(given.split()) <= MAX_WORDS
+    if right and is_short and f" {right} " in f" {given} ":
         return Score(value=partial_credit, match="contained")
     return Score(value=0.0, match="none")
 
@@ -89,8 +89,8 @@ def _score_number(answer: str, wanted: Decimal, partial_credit: float) -> Score:
     given = _number(answer)
     if given is not None:
         return Score(value=1.0, match="number") if given == wanted else Score(value=0.0, match="none")
-    found = {_number(text) for text in _NUMBER.findall(answer)}
-    if found == {wanted} and len(answer.split()) <= MAX_WORDS:
+    numbers = {_number(text) for text in _NUMBER.findall(answer)}
+    if numbers == {wanted} and len(answer.split()) <= MAX_WORDS:
         return Score(value=partial_credit, match="contained")
     return Score(value=0.0, match="none")
 
@@ -111,7 +111,7 @@ def _parts(*texts: str) -> set[str]:
 
 
 def _number(text: str) -> Decimal | None:
-    """Returns the number that a whole text is; else None."""
+    """Returns the number if the whole text is one; else None."""
     bare = unicodedata.normalize("NFKC", text).strip(_NUMBER_FORMATTING).rstrip(". ")
     if len(bare) > 64 or not _NUMBER.fullmatch(bare):
         return None

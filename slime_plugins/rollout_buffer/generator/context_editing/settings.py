@@ -1,7 +1,7 @@
 """Settings of a job's context-editing episodes, validated before the job starts.
 
-A payload holds them under ``statelm``; those of StateLM's description (``STATELM_NAMES``) are also accepted at the
-payload's top level.
+A payload holds them under ``statelm``; settings of StateLM's description (``STATELM_NAMES``) are also accepted at
+the payload's top level.
 """
 
 from __future__ import annotations
@@ -62,16 +62,17 @@ OPTION_SECTIONS = {
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings in a config in the layout of StateLM's description: nested, innermost ``multi_turn``.
 
-    Such a config has keys of other programs, which are left alone; ``OPTION_SECTIONS`` has misspelt ones refused.
+    Such a config also holds keys of other programs, which are ignored; a start with a misspelt key is refused by
+    ``OPTION_SECTIONS``.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     section: Any = options
     for name in NESTED_PATH:
         section = section.get(name)
         if not isinstance(section, Mapping):
-            return found
-        found |= {key: section[key] for key in STATELM_NAMES if key in section}
-    return found
+            return settings
+        settings |= {key: section[key] for key in STATELM_NAMES if key in section}
+    return settings
 
 
 def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:

@@ -1,7 +1,7 @@
-"""The actions of the ``mobile_use`` tool, in device pixels.
+"""The actions of the ``mobile_use`` tool, in device pixels, for all screen agents.
 
-A new one also needs its description in ``mobile_use``, its reader in ``reply_parser`` and what each kind of device
-does for it (``emulator/gestures``, ``miniwob/device``).
+A new action also needs a description in ``mobile_use``, a reader in ``reply_parser``, and an implementation in each
+kind of device (``emulator/gestures``, ``miniwob/device``).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ a device, engine or task set-up failed   an ``EpisodeError`` is raised: no traje
 =======================================  ==================  ===========  ==============
 
 A reply without a valid action is a turn like any other: the next prompt has the same screen and the reason. An image
-token in a reply would shift every later screenshot against its placeholder; it is forbidden at sampling, and if it is
-sampled anyway the episode ends, with the ids before it.
+token in a reply would shift every later screenshot against its placeholder: image tokens are banned at sampling. If the
+engine samples one anyway, the episode ends, and the reply keeps the ids before it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 
-_BY_AGENT = frozenset({StopReason.TERMINATED, StopReason.ANSWERED})
-"""The agent ended the episode itself."""
+_ENDED_BY_AGENT = frozenset({StopReason.TERMINATED, StopReason.ANSWERED})
+"""Stop reasons of an episode that the agent ended itself."""
 
 
 def read_task(instance: Instance) -> Task:
@@ -132,7 +132,7 @@ class Episode:
         try:
             stop_reason = await self._play_turns()
             breakdown = await self._task_runner.reward(
-                ended_by_agent=stop_reason in _BY_AGENT, given_up=stop_reason is StopReason.ABORTED
+                ended_by_agent=stop_reason in _ENDED_BY_AGENT, given_up=stop_reason is StopReason.ABORTED
             )
         finally:
             self._request.transcript.extend(self._conversation.messages)
@@ -176,24 +176,24 @@ class Episode:
         if self._conversation.has_forbidden_token(reply):
             return StopReason.FORBIDDEN_TOKEN
         if reply.finish_reason == "length":
-            own_cap = self._allowed_tokens == self._sampling_params.max_new_tokens
-            return StopReason.MAX_TOKENS if own_cap else StopReason.MAX_CONTEXT
+            cut_by_own_limit = self._allowed_tokens == self._sampling_params.max_new_tokens
+            return StopReason.MAX_TOKENS if cut_by_own_limit else StopReason.MAX_CONTEXT
         return None
 
     async def _act(self, text: str) -> StopReason | None:
         """Executes the reply's action and renders the next prompt; returns why the episode ends, if it does."""
         reply = self._task_runner.read(text)
-        done = await self._task_runner.act(reply, self._turns)
-        if done is not None:
-            return StopReason(done)
+        end = await self._task_runner.act(reply, self._turns)
+        if end is not None:
+            return StopReason(end)
         max_turns = self._task_runner.max_turns
         if self._turns >= max_turns:
             return StopReason.MAX_TURNS
-        most = self._settings.stop_after_repeats
-        if most is not None and self._task_runner.repeats() >= most:
+        max_repeats = self._settings.stop_after_repeats
+        if max_repeats is not None and self._task_runner.repeats() >= max_repeats:
             return StopReason.REPEATED
-        seen = self._task_runner.seen
-        fits = self._conversation.add_observation(seen, turn=self._turns, max_turns=max_turns, reply=reply)
+        observation = self._task_runner.seen
+        fits = self._conversation.add_observation(observation, turn=self._turns, max_turns=max_turns, reply=reply)
         return None if fits else StopReason.MAX_CONTEXT
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -214,8 +214,8 @@ class Episode:
         )
 
     def _turn_rewards(self, earned: float) -> list[float] | None:
-        """Returns the reward of each turn, the last one with the episode's; None without a penalty for malformed
-        replies."""
+        """Returns the reward of each turn; the last turn's includes the episode's. None if malformed replies have no
+        penalty."""
         penalty, turns = self._settings.malformed_penalty, len(self._conversation.generations)
         if not penalty or not turns:
             return None

@@ -82,12 +82,12 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         settings = self.settings_of(context.options)
         view = self.view_of(settings)
         chat = ChatTokens(context.tokenizer, context.options.get("apply_chat_template_kwargs"))
-        sample = (
+        probe = (
             PromptObservation(elements="a line")
             if view.observation_mode is ObservationMode.ELEMENTS
             else PromptObservation(screenshot="0" * 64)
         )
-        chat.prompt([view.system(), first_turn_message("try the template", sample)])
+        chat.prompt([view.system(), first_turn_message("try the template", probe)])
         if self._pool is None:
             pool_settings = settings.for_devices()
             self._pool = create_device_pool(pool_settings, job_id=context.job_id, ray_address=context.ray_address)
@@ -97,7 +97,7 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         logger.info("%s is ready with %s", type(self).__name__, settings.model_dump_json(exclude_defaults=True))
 
     async def play(self, episode: EpisodeRequest) -> Trajectory:
-        """Plays one episode on the next free device, and returns the device in any case.
+        """Plays one episode on the next free device; returns the device also after an error.
 
         Raises:
             EpisodeError: the device, the engine or the task's set-up failed.
@@ -126,17 +126,17 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         except EnvironmentSetupError as error:
             if error.detail.get("fault") != REFUSED:
                 raise
-            # The device has lost a capability since it was last examined; returned, it is examined again.
+            # The device lost a capability after its last examination. The pool examines a returned device again.
             return await self.play(episode)
 
     def _needs_by_task(self, read_instances: Callable[[], Iterable[Instance]]) -> dict[str, frozenset[str]]:
         """Returns the needs of each task in the input; a line without a task fails when it is played."""
-        found: dict[str, frozenset[str]] = {}
+        needs: dict[str, frozenset[str]] = {}
         for instance in read_instances():
             with contextlib.suppress(EnvironmentSetupError):
                 name = read_task(instance).name
-                found[name] = self.needs_of(name)
-        return found
+                needs[name] = self.needs_of(name)
+        return needs
 
     async def devices(self) -> Mapping[str, Any]:
         """Returns the state of the device pool, as ``DevicePool.snapshot``.

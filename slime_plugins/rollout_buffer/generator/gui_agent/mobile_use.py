@@ -1,6 +1,6 @@
 """The ``mobile_use`` tool of agents on a phone, as the system prompt describes it.
 
-Other kinds of screens describe it differently, with the same name and fields, as ``miniwob/tool.py`` does;
+Other kinds of screens describe the tool differently, with the same name and fields (``miniwob/tool.py``).
 ``reply_parser.py`` parses the calls.
 """
 

@@ -5,14 +5,14 @@ A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "
 
 Rules that the tool's description leaves open:
 
-* ``engine/tool_call_parser.py`` parses the call. There must be exactly one outside of the thinking: two would be
-  ambiguous.
+* ``engine/tool_call_parser.py`` parses the call. There must be exactly one call outside of the thinking: two calls
+  would be ambiguous.
 * Coordinates from 0 to 1000 are accepted and clamped to 999, because models of this family were trained on both scales.
-  Larger ones are malformed, not clamped: clamping would reward a guess at the edge.
-* Fields that an action does not use are ignored. A missing ``status`` means success and a missing ``time`` of ``wait``
-  ``DEFAULT_WAIT_S``; any other missing field is an error.
+  Larger coordinates are malformed: clamping them would reward a guess at the edge.
+* Fields that an action does not use are ignored. A missing ``status`` means success, and a missing ``time`` of
+  ``wait`` means ``DEFAULT_WAIT_S``; any other missing field is an error.
 * A number as ``text`` and a number in quotes as ``time`` are converted; a longer ``wait`` is cut to ``MAX_WAIT_S``.
-  ``ParsedAction.corrected`` names the field.
+  ``ParsedAction.corrected`` names the converted or cut field.
 * Names of actions, buttons and statuses are case-insensitive.
 """
 
@@ -77,7 +77,7 @@ class _RefusedError(ValueError):
 
 
 def to_pixels(point: Point, screen_width: int, screen_height: int) -> tuple[int, int]:
-    """Returns the pixel of a point in the model's space: (999, 999) is the last one, and not one past it."""
+    """Returns the pixel of a point in the model's space: (999, 999) is the last pixel, and not one past it."""
     x, y = point
     return round(x / COORDINATE_MAX * (screen_width - 1)), round(y / COORDINATE_MAX * (screen_height - 1))
 
@@ -97,10 +97,10 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
 
 
 def _thinking(text: str) -> str:
-    """Returns all thinking: the model's own block, which the prompt may have opened, and our tags."""
+    """Returns all thinking: the model's own ``<think>``, which the prompt may have opened, and ``<thinking>``."""
     head, closed, rest = text.partition("</think>")
-    own = head.partition("<think>")[2] if "<think>" in head else head
-    parts = (own.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
+    native = head.partition("<think>")[2] if "<think>" in head else head
+    parts = (native.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
     return "\n".join(part for part in parts if part)
 
 
@@ -118,7 +118,7 @@ def _last_tagged(text: str, tag: str) -> str:
 
 
 def _tool_call(text: str) -> ToolCall:
-    """Returns the one call of the reply."""
+    """Returns the only call of the reply; refuses a reply with any other number of calls."""
     calls = [segment.call for segment in read_segments(text, [MOBILE_USE_TOOL]) if segment.call is not None]
     if not calls:
         _refuse("it has no <tool_call>" + (" but inside its thinking" if "<tool_call>" in text else ""))
@@ -140,21 +140,21 @@ def _read_action(call: ToolCall, pixel: ToPixel) -> ParsedAction:
 
 
 def _corrected(kind: ActionKind, arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Returns the arguments with a convertible, too long or missing value replaced, and the name of its field."""
+    """Returns the arguments, with one convertible, too long or missing value replaced, and the name of its field."""
     if kind in (ActionKind.TYPE, ActionKind.ANSWER, ActionKind.OPEN):
         field, value = "text", arguments.get("text")
-        meant = value if _finite(value) is None else str(value)
+        accepted = value if _finite(value) is None else str(value)
     elif kind in (ActionKind.WAIT, ActionKind.LONG_PRESS):
         field, value = "time", arguments.get("time")
-        meant = _number_in(value) if isinstance(value, str) else value
-        if kind is ActionKind.WAIT and (_finite(meant) or 0) > MAX_WAIT_S:
-            meant = MAX_WAIT_S
+        accepted = _number_in(value) if isinstance(value, str) else value
+        if kind is ActionKind.WAIT and (_finite(accepted) or 0) > MAX_WAIT_S:
+            accepted = MAX_WAIT_S
     elif kind is ActionKind.TERMINATE:
         field, value = "status", arguments.get("status")
-        meant = "success" if value is None else value
+        accepted = "success" if value is None else value
     else:
         return arguments, ""
-    return (arguments, "") if meant is value else ({**arguments, field: meant}, field)
+    return (arguments, "") if accepted is value else ({**arguments, field: accepted}, field)
 
 
 def _number_in(text: str) -> float | str:

@@ -19,7 +19,7 @@ _JPEG_QUALITY = 92
 def encode_screenshot(pixels: np.ndarray[Any, Any], max_pixels: int, image_format: str) -> Image:
     """Returns the screenshot of (height, width, 3) bytes as ``png`` or ``jpeg``, at most ``max_pixels`` large.
 
-    A reduction by a whole factor averages each block of pixels; any other one resamples.
+    A reduction by a whole factor averages each block of pixels; any other reduction resamples.
     """
     picture = PillowImage.fromarray(pixels)
     width, height = fit_under_pixel_cap(picture.width, picture.height, max_pixels)

@@ -31,7 +31,7 @@ class ObservationMode(StrEnum):
     """The form of observations in prompts."""
 
     SCREENSHOT = "screenshot"  # a picture
-    ELEMENTS = "elements"  # its elements as text, for language-only policies: no picture in any prompt
+    ELEMENTS = "elements"  # the elements of the screen as text, for language-only policies: no picture in any prompt
     BOTH = "both"  # the picture, and the elements after it
 
 
@@ -54,7 +54,7 @@ class GuiAgentSettings(PoolSettings):
 
     rollout_mode: RolloutMode = RolloutMode.INCREMENTAL
     history_images: int = Field(default=1, ge=1)
-    """Screenshots in a prompt of mode history, the newest; prompts of mode incremental keep all."""
+    """Number of newest screenshots in a prompt of mode history; prompts of mode incremental keep all screenshots."""
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
     stop_after_repeats: int | None = Field(default=None, ge=2)
@@ -72,7 +72,7 @@ class GuiAgentSettings(PoolSettings):
 
     @property
     def image_family(self) -> ImageFamily | None:
-        """The model family whose image tokens cover ``image_pixels_per_token``; None if unknown."""
+        """The model family whose image tokens each cover ``image_pixels_per_token`` pixels; None if unknown."""
         return family_with(self.image_pixels_per_token)
 
     def for_devices(self) -> DevicePoolSettings:

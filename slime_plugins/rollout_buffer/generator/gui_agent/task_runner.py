@@ -1,4 +1,4 @@
-"""Plays a task on a device: converts replies into actions, and actions into a reward. Uses no tokens and no engine.
+"""Plays a task on a device: converts replies into actions, and actions into a reward. Samples nothing.
 
 The buffer's episode loop and slime's environment interface both use it, so that equal replies give equal actions and
 rewards in both.
@@ -66,7 +66,7 @@ class RewardBreakdown(Protocol):
 
     @property
     def success(self) -> float | None:
-        """1 or more is success; None without a score."""
+        """The score: success from 1 on; None if no score was read."""
         ...
 
     @property
@@ -86,13 +86,13 @@ class RewardRule(Protocol):
     score_range: ClassVar[tuple[float, float]]
 
     def needs_device_score(self, *, ended_by_agent: bool) -> bool:
-        """Returns True if the device's score counts for an episode with that end."""
+        """Returns True if the reward of an episode that ended in this way depends on the device's score."""
         ...
 
     def earned(
         self, *, score: float | None, ended_by_agent: bool, thinking_tokens: Sequence[int], max_turns: int
     ) -> RewardBreakdown:
-        """Returns the reward; ``score`` is None without a score.
+        """Returns the reward; ``score`` is None if the device was not scored.
 
         ``thinking_tokens`` has one entry per action taken: the tokens inside the thinking tags of that reply.
         """
@@ -131,7 +131,7 @@ class TaskRunner:
 
     @property
     def seen(self) -> Observation:
-        """The newest observation; its note has the problem of the last reply."""
+        """The newest observation; after a reply without a valid action its note says why."""
         if self._seen is None:
             raise EnvironmentSetupError("the task was not set up: call reset first")
         return self._seen
@@ -145,7 +145,7 @@ class TaskRunner:
         """Sets the task up and returns the first observation.
 
         Raises:
-            DeviceError, EnvironmentSetupError: it cannot be set up.
+            DeviceError, EnvironmentSetupError: the task cannot be set up.
         """
         with self._timer.phase("reset"):
             self._seen = await self._device.reset(self._task.name, self._task.params_idx)
@@ -170,19 +170,19 @@ class TaskRunner:
             return None
         self._thinking_tokens.append(tokens)
         self.corrected_turns += bool(reply.action.corrected)
-        done, self._seen = await self._do(reply.action, seen)
+        end, self._seen = await self._do(reply.action, seen)
         self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
-        return done
+        return end
 
     def repeats(self) -> int:
         """Returns how many times in a row the newest action was repeated on a screen with equal pixels.
 
         0 after a reply without a valid action.
         """
-        done = [_without(entry, "turn", "thinking_tokens", "note", "corrected") for entry in self.log]
-        if not done or "malformed" in done[-1]:
+        actions = [_without(entry, "turn", "thinking_tokens", "note", "corrected") for entry in self.log]
+        if not actions or "malformed" in actions[-1]:
             return 0
-        return sum(1 for _ in itertools.takewhile(lambda entry: entry == done[-1], reversed(done)))
+        return sum(1 for _ in itertools.takewhile(lambda entry: entry == actions[-1], reversed(actions)))
 
     async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
         """Returns the reward; the device is scored, unless the episode was ``given_up``.
@@ -190,16 +190,16 @@ class TaskRunner:
         Raises:
             DeviceError: the device cannot be scored, or its score is out of range.
         """
-        counts = not given_up and self._rewards.needs_device_score(ended_by_agent=ended_by_agent)
+        needs_score = not given_up and self._rewards.needs_device_score(ended_by_agent=ended_by_agent)
         return self._rewards.earned(
-            score=await self._read_score() if counts else None,
+            score=await self._read_score() if needs_score else None,
             ended_by_agent=ended_by_agent,
             thinking_tokens=self._thinking_tokens,
             max_turns=self.max_turns,
         )
 
     async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[TaskEnd | None, Observation]:
-        """Executes the action on the device; ``terminate`` is not sent to it."""
+        """Executes the action on the device; ``terminate`` is not sent to the device."""
         if parsed.action.kind is ActionKind.TERMINATE:
             return TaskEnd.TERMINATED, replace(seen, note="")
         with self._timer.phase("act"):
@@ -229,7 +229,7 @@ def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _described(parsed: ParsedAction) -> dict[str, Any]:
-    """Returns an action for JSON: points in device pixels, and the model's under ``coordinate``."""
+    """Returns an action for JSON: points in device pixels, and the model's points as ``coordinate``."""
     action = parsed.action
     return {
         "action": str(action.kind),

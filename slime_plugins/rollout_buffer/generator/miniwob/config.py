@@ -1,8 +1,8 @@
 """Settings of MiniWoB++ episodes and of their browsers, validated before a job starts.
 
-They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_MINIWOB_CONFIG``; overridden by
-environment variables that begin with ``ROLLOUT_BUFFER_MINIWOB__``, and, for the keys of ``JOB_KEYS`` only, by the job's
-payload under ``miniwob``. Jobs cannot set browsers, host limits, or the number of pages.
+They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_MINIWOB_CONFIG``. Environment
+variables that begin with ``ROLLOUT_BUFFER_MINIWOB__`` override the file. A job's payload, under ``miniwob``, overrides
+both, but only the keys of ``JOB_KEYS``. Jobs cannot set browsers, host limits, or the number of pages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEVICE_KIND = "slime_plugins.rollout_buffer.generator.miniwob.device:from_option
 JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"observation"}
 """Keys that a job may override."""
 POINTS = (160, 210)
-"""A task's page, width and height, in points of the screen."""
+"""Width and height of a task's page in CSS points."""
 
 
 class DataMode(StrEnum):

@@ -103,10 +103,10 @@ class BrowserPage:
             "([seed, mode, limit]) => rollout.start(seed, mode, limit)", [seed, settings.data_mode.value, limit_ms]
         )
         await self._opened.page.wait_for_function("() => WOB_TASK_READY")
-        seen = await self._observe()
-        if not seen.goal:
+        observation = await self._observe()
+        if not observation.goal:
             raise EnvironmentSetupError(f"the MiniWoB task {self._task_name} with seed {seed} has no goal")
-        return seen
+        return observation
 
     async def _step(self, action: Action) -> Observation:
         return await self._observe(await self._act(action))
@@ -137,8 +137,8 @@ class BrowserPage:
         await self._touch("touchEnd")
 
     async def _touch(self, event: str, *points: tuple[float, float]) -> None:
-        touched = [{"x": x, "y": y} for x, y in points]
-        await self._opened.protocol.send("Input.dispatchTouchEvent", {"type": event, "touchPoints": touched})
+        touch_points = [{"x": x, "y": y} for x, y in points]
+        await self._opened.protocol.send("Input.dispatchTouchEvent", {"type": event, "touchPoints": touch_points})
 
     async def _swipe(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         """Scrolls a scrollable element; elsewhere drags with the mouse, for which these pages were written."""
@@ -169,15 +169,15 @@ class BrowserPage:
         return ""
 
     async def _observe(self, note: str = "") -> Observation:
-        state = self._held_to_its_task(await self._evaluate("() => rollout.observe()"))
+        state = self._checked_state(await self._evaluate("() => rollout.observe()"))
         scale = self._settings.pixels_per_point
         clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": scale}
-        taken = await self._opened.protocol.send(
+        capture = await self._opened.protocol.send(
             "Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip}
         )
         return Observation(
             goal=state["goal"],
-            screenshot=Image(data=base64.b64decode(taken["data"])),
+            screenshot=Image(data=base64.b64decode(capture["data"])),
             screen_width=POINTS[0] * scale,
             screen_height=POINTS[1] * scale,
             note=note,
@@ -187,10 +187,10 @@ class BrowserPage:
         )
 
     async def _state(self) -> Mapping[str, Any]:
-        return self._held_to_its_task(await self._evaluate("() => rollout.state()"))
+        return self._checked_state(await self._evaluate("() => rollout.state()"))
 
-    def _held_to_its_task(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the state of a page that is still in the episode of ``reset``."""
+    def _checked_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns ``state`` if the page is still in the episode that ``reset`` began; else raises ``DeviceError``."""
         if not state["begun"]:
             raise DeviceError(f"the page of {self._task_name} was reloaded during its task")
         return state
@@ -209,7 +209,7 @@ class BrowserPage:
 
 
 def launch_options(settings: MiniWobSettings, folder: Path) -> LaunchOptions:
-    """Returns the launch options of such pages.
+    """Returns the launch options of pages with these settings.
 
     Raises:
         ConfigError: there is no Chromium.

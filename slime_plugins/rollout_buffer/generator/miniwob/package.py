@@ -26,9 +26,9 @@ def find_pages() -> Path:
     Raises:
         ConfigError: the package is not installed, or holds no pages.
     """
-    found = importlib.util.find_spec("miniwob")
-    for place in (found.submodule_search_locations or ()) if found is not None else ():
-        folder = Path(place) / "html" / "miniwob"
+    spec = importlib.util.find_spec("miniwob")
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(root) / "html" / "miniwob"
         if folder.is_dir():
             return folder
     raise ConfigError(f"the pages of MiniWoB++ are not installed: {install_extra('miniwob')}")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageRewardBreakdown:
-    """The reward, and the page's own score: 1 is success. None without a score."""
+    """The reward, and ``success``, the page's own score: 1 for a solved task, None if no score was read."""
 
     reward: float
     success: float | None

@@ -1,4 +1,4 @@
-"""The ``mobile_use`` tool as web pages describe it; the actions themselves are in ``gui_agent/device_actions.py``.
+"""The ``mobile_use`` tool for web pages; the actions of all screen agents are in ``gui_agent/device_actions.py``.
 
 Name and fields are those of the phone's tool. Actions that only a phone has are left out.
 """

@@ -1,4 +1,4 @@
-"""The ``Context`` protocol: renders the prompts of an episode. Rollout modes differ only in it.
+"""The ``Context`` protocol: renders the prompts of an episode. Rollout modes differ only in their ``Context``.
 
 ``IncrementalContext`` grows one token sequence; ``HistoryContext`` (``history_context.py``) renders a new prompt for
 every turn. The episode loop, its record, budgets, actions and rewards are the same for both.

@@ -1,7 +1,7 @@
 """The record of a running episode: messages, screenshots, generations, the present prompt, and the room left.
 
-Sampled ids are stored as ids. The context renders prompts. Images count with the engine's number of tokens
-(``image_token_counter.py``).
+Sampled ids are stored as they were sampled. The context renders prompts. Images count with the engine's number of
+tokens (``image_token_counter.py``).
 """
 
 from __future__ import annotations

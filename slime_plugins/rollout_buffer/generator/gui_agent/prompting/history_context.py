@@ -27,7 +27,7 @@ _QUOTED_CHARACTERS = 80
 
 
 class HistoryContext:
-    """A ``Context`` of independent prompts. ``history_images`` is the maximum number of screenshots in each."""
+    """A ``Context`` of independent prompts, each with at most ``history_images`` screenshots."""
 
     def __init__(self, chat: ChatTokens, view: View, *, history_images: int) -> None:
         self._chat = chat
@@ -45,7 +45,7 @@ class HistoryContext:
         return messages, prompt
 
     def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """As ``Context.go_on``; the record gets only the new message, the prompt is whole."""
+        """As ``Context.go_on``; the returned message is only the new one, the prompt is complete."""
         self._lines.append(step_line(last.reply))
         _, message, prompt = self._next_prompt(seen)
         return message, prompt
@@ -72,14 +72,14 @@ def messages_of_turn(messages: Sequence[Message], extra_info: Mapping[str, Any],
     Raises:
         IndexError: the trajectory has no such turn.
     """
-    shown = [message for message in messages if message["role"] == "user"]
-    if not 1 <= turn <= len(shown):
-        raise IndexError(f"the trajectory has {len(shown)} turns; there is no turn {turn}")
+    observations = [message for message in messages if message["role"] == "user"]
+    if not 1 <= turn <= len(observations):
+        raise IndexError(f"the trajectory has {len(observations)} turns; there is no turn {turn}")
     if turn == 1:
         return list(messages[:2])
-    hashes = [screenshot for message in shown[:turn] for screenshot in _screenshots(message)[-1:]]
+    hashes = [screenshot for message in observations[:turn] for screenshot in _screenshots(message)[-1:]]
     lines = extra_info["history"][: turn - 1]
-    prompt = _user_message(extra_info["goal"], lines, hashes, shown[turn - 1], extra_info["history_images"])
+    prompt = _user_message(extra_info["goal"], lines, hashes, observations[turn - 1], extra_info["history_images"])
     return [messages[0], prompt]
 
 
@@ -96,10 +96,10 @@ def step_line(reply: ParsedReply) -> str:
 def _user_message(
     goal: str, lines: Sequence[str], screenshots: Sequence[str], message: Message, history_images: int
 ) -> Message:
-    """Returns the whole user message; ``screenshots`` are those of all steps, the present one last, or empty."""
-    present = len(screenshots)
-    first = max(1, present - history_images + 1)
-    earlier = [repeated_screenshot(step, screenshots[step - 1]) for step in range(first, present)]
+    """Returns the whole user message; ``screenshots`` are the hashes of all steps, the present one last."""
+    current_step = len(screenshots)
+    first = max(1, current_step - history_images + 1)
+    earlier = [repeated_screenshot(step, screenshots[step - 1]) for step in range(first, current_step)]
     return with_history(goal, lines, earlier, message)
 
 

@@ -41,11 +41,11 @@ class ImageTokenCounter:
         """Returns the number of tokens of the images, without markers."""
         if self._measured is not None:
             return self._measured * len(images)
-        known = [self._exact(image) for image in images]
-        return sum(self._estimate if tokens is None else tokens for tokens in known)
+        counts = [self._exact(image) for image in images]
+        return sum(self._estimate if tokens is None else tokens for tokens in counts)
 
     def compare(self, images: Sequence[Image], reported: int | None) -> None:
-        """Stores the engine's count of a prompt's image tokens; None if it reports none."""
+        """Takes over ``reported``, the engine's count, if it differs; None if the engine reports none."""
         if reported is None or not images:
             return
         counted_by_rule = self._measured is None and all(self._exact(image) is not None for image in images)

@@ -60,7 +60,7 @@ _HISTORY_STEP = "Step {current_step}: <image>"
 FIRST_TURN_TEMPLATE = f"{_TASK}{_INSTRUCTIONS}<image>"
 LATER_TURN_TEMPLATE = "Step {current_step} of {max_steps}: <image>"
 HISTORY_TURN_TEMPLATE = f"{_TASK}{_PROGRESS}{_INSTRUCTIONS}{_HISTORY_STEP}"
-"""A turn of mode history; the first one has no progress, and the note comes before the step."""
+"""The user message in mode history; that of the first turn has no progress, and a note comes before the step."""
 
 _SHOWN_AGAIN = "The screen before step {current_step}: <image>"
 
