@@ -98,7 +98,7 @@ class TurnRequest:
         return digest([self.body.offered_tools, self.body.chat_template_kwargs or {}])
 
     def digest(self) -> bytes:
-        """Returns what a repetition of the request has in common with it."""
+        """Returns a digest that a repetition of the request shares."""
         fields = self.body.model_dump(exclude={"tools", "stream", "stream_options"}, exclude_none=True)
         return digest([self.key.hex(), fields, [one.hex() for one in self.conversation.digests]])
 
@@ -122,8 +122,8 @@ class Gateway:
     async def start(self) -> None:
         """Stores that this process runs, and starts the background loop, which expires sessions.
 
-        Before, it loads the tokenizers of open sessions: the port is served afterwards, and until then other processes
-        take the connections, or they wait.
+        Before that it loads the tokenizers of open sessions. The port is served only afterwards; until then other
+        processes take the connections, or the connections wait.
         """
         with contextlib.suppress(RolloutBufferError):  # the loop does it again
             await self.registry.beat()
@@ -134,9 +134,9 @@ class Gateway:
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
     async def _open_backends(self, jobs: Iterable[JobRecord], with_sessions: Set[int], timeout_s: float) -> None:
-        """Opens them before a turn needs them: whichever process opened a session, any may sample its next turn.
+        """Opens the backends of jobs before a turn needs them: any process may sample the next turn of a session.
 
-        A tokenizer that loads for longer goes on loading.
+        A tokenizer that takes longer than ``timeout_s`` continues to load.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -182,11 +182,11 @@ class Gateway:
         """Stores a session as the trajectory of its slot; idempotent.
 
         Raises:
-            GoneError: it was given up or has expired, without a reward.
+            GoneError: the session was given up or has expired, without a reward.
             ConflictError: the engine failed its last turn, and the body names no outcome.
-            RequestError: it has no turns, the scoring callback is not allowed, or the reward is outside of the job's
-                ``reward_range``.
-            UnavailableError, StorageFullError: it stays open; close it again.
+            RequestError: the session has no turns, the scoring callback is not allowed, or the reward is outside of the
+                job's ``reward_range``.
+            UnavailableError, StorageFullError: the session stays open; close it again.
         """
         session = await self.registry.find(session_id)
         if isinstance(session, ClaimState):
@@ -238,7 +238,7 @@ class Gateway:
         }
 
     async def _store_trajectory(self, session: Session, body: CloseBody, rewards: Rewards) -> WriteStatus:
-        """Stores it with all turns that were stored before, also by other processes until now."""
+        """Stores the trajectory with all turns of the session, also those that other processes have stored."""
         while True:
             await self.registry.load_images(session, shown_images(session))
             closed_at = self.buffer.clock()
@@ -254,7 +254,7 @@ class Gateway:
         """Gives a session up without a reward and reopens its slot; idempotent.
 
         Raises:
-            GoneError: it was closed with a reward.
+            GoneError: the session was closed with a reward.
         """
         found = await self.registry.find(session_id)
         if isinstance(found, Session):
@@ -290,15 +290,15 @@ class Gateway:
     async def chat(self, asked: TurnRequest, emit: Listener | None = None) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
-        ``emit`` gets the reply as it begins and its pieces: while they are sampled, if the engine streams, otherwise
-        once the turn is stored.
+        ``emit`` gets the beginning of the reply and then its pieces: while they are sampled if the engine streams,
+        otherwise once the turn is stored.
 
         The caller calls the registry's ``note_sent`` once it has delivered the answer, or cannot: a turn that never
         reached its client is not trained.
 
         Raises:
             RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
-            EngineError: the engine refused it or is unreachable.
+            EngineError: the engine refused the request or is unreachable.
         """
         session, body, is_retry = asked.session, asked.body, asked.is_retry
         backend = await self.backends.open(session.claim.job)
@@ -323,7 +323,8 @@ class Gateway:
     async def _sample_turn(
         self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, emit: Listener | None
     ) -> tuple[Turn, bool]:
-        """Samples and stores a turn. Returns it and True, or what another process has answered meanwhile and False."""
+        """Samples and stores a turn. Returns it and True, or the turn that another process stored meanwhile and
+        False."""
         session, body, name = asked.session, asked.body, reply_name()
         prompt = await self._prompt(asked, chat)
         begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
@@ -396,7 +397,7 @@ class Gateway:
         """Samples a turn; records in the session whether the engine failed.
 
         A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. A refusal
-        of the request itself, such as a prompt that is too long, counts as the episode's own.
+        of the request itself, such as a prompt that is too long, counts as a failure of the episode.
         """
         try:
             sampled = await session.run(backend.engine.generate(request))
@@ -411,7 +412,7 @@ class Gateway:
         return sampled
 
     async def _store_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
-        """Stores and records a turn, also if its client disconnects meanwhile: then as one that was not sent."""
+        """Stores and records a turn; if its client disconnects meanwhile, as a turn that was not sent."""
         storing = asyncio.create_task(self._write_turn(asked, turn, view, is_continued=is_continued))
         try:
             return await asyncio.shield(storing)
@@ -449,8 +450,8 @@ class Gateway:
     async def _write_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
         """Stores a turn with the next number and returns it.
 
-        If another process has stored turns meanwhile, it gets the number after theirs; but if one of them answers the
-        request of which this is a retry, that one is returned, and nothing is stored.
+        If another process has stored turns meanwhile, the turn gets the number after theirs. But if this is a retry of
+        a request that one of those turns answers, that turn is returned and nothing is stored.
 
         Raises:
             GoneError: the session has ended.
@@ -492,7 +493,7 @@ class Gateway:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Ends sessions that are over, and reports to the other processes and of the engines."""
+        """Ends sessions that are over, and stores the state of this process and of the engines."""
         open_now = await self.registry.reconcile()
         now = time.monotonic()
         if now - self._beat_at > GATEWAY.beats_every_s:

@@ -1,8 +1,8 @@
 """The open sessions that a gateway process knows, and what other processes did to them.
 
 Any process continues any session, and the store decides: before a turn is sampled, the turns that others have stored
-are read; it is stored with the next number, which only one process can add, and not at all once the session has ended.
-A session is idle by the time that all processes store while they use it; any process expires it.
+are read. The turn is stored with the next number, which only one process can add; once the session has ended, it is
+not stored. All processes store when they use a session, so any process can see that it is idle, and expires it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from slime_plugins.rollout_buffer.types import Image, StopReason
 
 RECONCILE_INTERVAL_S = 1.0
 MAX_TOUCH_INTERVAL_S = 5.0
-"""A session in use is touched that often, or four times in its idle timeout."""
+"""Maximum time between two touches of a session in use; there are at least four in its idle timeout."""
 EXPIRED = "session_expired"
 GROUP_CLOSED = "group_closed"
 STORE_THREADS = 4
@@ -53,7 +53,7 @@ class SessionRegistry:
         self._buffer = buffer
         self._service = GATEWAY.name if worker == 1 else f"{GATEWAY.name} {worker}"
         self.writer = secrets.token_hex(8)
-        """Names this process in the turns that it writes."""
+        """Name of this process in the turns that it writes."""
         self._sessions: dict[str, Session] = {}
         self._threads = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
         self.turns = TurnStore(buffer, self._threads)
@@ -79,7 +79,7 @@ class SessionRegistry:
         """Returns an open session, whichever process opened it, or how it ended.
 
         Raises:
-            NotFoundError: it never existed.
+            NotFoundError: the session never existed.
         """
         session = self._sessions.get(session_id)
         if session is not None:
@@ -95,8 +95,8 @@ class SessionRegistry:
         """Returns an open session with all its stored turns.
 
         Raises:
-            NotFoundError: it never existed.
-            GoneError: it was closed, given up or expired.
+            NotFoundError: the session never existed.
+            GoneError: the session was closed, given up or expired.
         """
         found = await self.find(session_id)
         if isinstance(found, Session):
@@ -113,7 +113,7 @@ class SessionRegistry:
     # --- what other processes did -------------------------------------------------------------------------------------
 
     async def refresh(self, session: Session) -> ClaimState | None:
-        """Reads what other processes stored of a session; returns how it ended, None if it is open."""
+        """Reads what other processes stored of a session; returns how it ended, None if it is still open."""
         async with session.writing:
             found = await self.read_new(session)
         return None if found.takes_turns else await self.end(session)
@@ -154,9 +154,10 @@ class SessionRegistry:
         return state
 
     async def unsent(self, session: Session, request: bytes) -> Turn | None:
-        """Returns another process's answer to a request if it did not reach the client: that process says so, or died.
+        """Returns another process's answer to a request if it did not reach the client: that process stored so, or
+        died.
 
-        A process that lives and is still sending leaves this open: then the client wants another sample.
+        While that process lives and still sends the answer, this is unknown; the request then asks for another sample.
         """
         turn = session.recording.latest(request)
         if turn is None or turn.sent is not None or turn.writer == self.writer:
@@ -168,7 +169,7 @@ class SessionRegistry:
         return None if turn.sent else turn
 
     async def learn_sent(self, session: Session) -> None:
-        """Learns which answers reached their clients, as all processes have stored it."""
+        """Reads which answers reached their clients, as all processes have stored it."""
         assert session.turns is not None
         for number, sent in (await self.stored(self.turns.sent_flags, session.claim)).items():
             if (turn := session.turns.by_number.get(number)) is not None:
@@ -189,7 +190,7 @@ class SessionRegistry:
     async def refuse(
         self, session: Session, *, engine_failure: str | None = None, limit: StopReason | None = None
     ) -> None:
-        """Records why a request got no turn, or by default that it got one."""
+        """Records why a request got no turn; without arguments, that it got its turn."""
         failed = session.engine_failure
         limit = limit or (None if session.refusal is None else session.refusal.limit)
         session.refusal = Refusal(after=session.recording.last_number, engine_failure=engine_failure, limit=limit)
@@ -197,7 +198,7 @@ class SessionRegistry:
             await asyncio.shield(self._note(self.turns.refuse, session.claim, session.refusal.encode()))
 
     def _note(self, function: Callable[..., None], *arguments: Any, **options: Any) -> asyncio.Future[None]:
-        """Writes in the background; an error is logged, since only other processes lack what was to be noted."""
+        """Writes in the background; an error is logged, since only other processes lack the note."""
 
         def write() -> None:
             try:
@@ -237,7 +238,7 @@ class SessionRegistry:
     # --- maintenance --------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> dict[str, OpenSession]:
-        """Ends the sessions that are idle for too long, or whose group is closed; returns all that were open."""
+        """Ends sessions that are idle for too long, or whose group is closed; returns all sessions that were open."""
         await self._touch()
         now = self._buffer.clock()
         open_now = await self.stored(self.claims.open_sessions)
@@ -261,7 +262,7 @@ class SessionRegistry:
         """Returns why a session expires now; empty if it does not."""
         if now - one.started_at > self._settings.session_timeout_s:
             return f"it was open for more than {self._settings.session_timeout_s:g} s"
-        # Another process may be about to touch it.
+        # Another process may be about to touch the session.
         grace_s = _touch_interval_s(one.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
         idle_s = one.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
         is_idle = now - one.used_at > idle_s and not (known is not None and known.is_in_use)

@@ -58,7 +58,7 @@ class SlotClaim:
 
     @property
     def place(self) -> dict[str, int]:
-        """Its attempt in the store."""
+        """The key of the claim's attempt in the store."""
         return {"group_key": self.group.key, "slot": self.slot, "attempt": self.attempt}
 
 
@@ -110,7 +110,7 @@ class SlotClaims:
         idle_timeout_s: float = DEFAULT_IDLE_TIMEOUT_S,
         max_sessions: int = sys.maxsize,
     ) -> SlotClaim:
-        """Claims the next open slot in input order, or the next one of an instance.
+        """Claims the next open slot in input order, or the next open slot of an instance.
 
         A job without input gets a new instance by its first claim, as by its first written item.
 
@@ -169,7 +169,7 @@ class SlotClaims:
         self._buffer.fail_attempt(claim.job.fence, claim.group, claim.slot, claim.attempt, failure, within=connection)
 
     def find(self, uid: str) -> SlotClaim | ClaimState | None:
-        """Returns an open claim, also of another process; how it ended, if it has; None if it never existed."""
+        """Returns an open claim, also of another process; if it has ended, how it ended; None if it never existed."""
         named = AttemptUid.parse(uid)
         if named is None:
             return None
@@ -179,7 +179,7 @@ class SlotClaims:
                 return None
             found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)
             if found is None or (found.state is AttemptState.RUNNING and found.idle_timeout_s is None):
-                return None  # a runner's is no claim
+                return None  # an attempt of a runner is no claim
             job = job_rows.get_job(connection, named.job_key)
             if found.state is not AttemptState.RUNNING or found.idle_timeout_s is None:
                 return ClaimState(
@@ -208,7 +208,7 @@ class SlotClaims:
         return f"its group is {group.state.value}" + (f" ({group.cause})" if group.cause else "")
 
     def close_all_full_groups(self) -> None:
-        """Closes all full groups, also those whose process died before it closed them."""
+        """Closes all full groups, also if the process that filled a group died before it closed it."""
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
                 for group, _ in self._buffer.open_groups_with_items(job.key):

@@ -1,6 +1,7 @@
-"""Pure: turns as rows of the store, and a session's state rebuilt from them.
+"""Encodes turns as rows of the store, and rebuilds a session's turns from the rows. Pure.
 
-A row holds the additions of its turn: the ids after its parent's, and the messages after those of the turn before.
+A row holds the additions of its turn: the ids after its parent's ids, and the messages after those of the turn with the
+previous number.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class View:
 
 @dataclass(slots=True)
 class SessionTurns:
-    """The turns of a session and the view of its latest."""
+    """The turns of a session, and the view of its latest turn."""
 
     recording: Recording = field(default_factory=Recording)
     view: View = field(default_factory=View)
@@ -80,20 +81,20 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
 
 
 def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None) -> SessionTurns:
-    """Adds turns from their rows, in order of their numbers, to those before."""
-    found = before or SessionTurns()
+    """Adds turns from their rows, in the order of their numbers, to the session ``before``; returns the session."""
+    session = before or SessionTurns()
     for row in rows:
         detail = orjson.loads(row["detail"])
-        messages = (*found.view.messages[: detail["kept"]], *detail["messages"])
+        messages = (*session.view.messages[: detail["kept"]], *detail["messages"])
         context = messages[len(messages) - detail["context"] :]
         (rest,) = wire.decode_generations([detail["generation"]])
         turn = Turn(
-            parent=None if row["parent"] is None else found.by_number[row["parent"]],
+            parent=None if row["parent"] is None else session.by_number[row["parent"]],
             name=detail.get("name", str(row["number"])),
             number=row["number"],
             request=row["request"],
             key=bytes.fromhex(detail["key"]),
-            context=found.recording.fingerprints(context, [digest(one) for one in context]),
+            context=session.recording.fingerprints(context, [digest(message) for message in context]),
             context_ids=array("i", row["context_ids"]),
             images=tuple(detail["images"]),
             sampled=replace(
@@ -111,14 +112,14 @@ def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None
         )
         view = View(
             (*messages, turn.message),
-            found.view.tools if detail["tools"] is None else detail["tools"],
+            session.view.tools if detail["tools"] is None else detail["tools"],
             turn.sampled.finish_reason,
             turn.name,
         )
-        found.add(turn, view)
+        session.add(turn, view)
         if (sent := row.get("sent")) is not None:
-            found.recording.note_sent(turn, sent=bool(sent))
-    return found
+            session.recording.note_sent(turn, sent=bool(sent))
+    return session
 
 
 def _difference(message: int, role: str | None, differs: list[str]) -> Difference:

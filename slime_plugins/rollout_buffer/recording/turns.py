@@ -5,9 +5,9 @@
          └─ turn        + bridge ids of the new messages, + sampled ids
          └─ turn        another sample of the same request, or an edited history: another branch
 
-A request whose messages begin with those of a recorded path continues from the ids of that path; nothing of it is
-rendered or tokenised again. Each turn holds only its own ids, so a session's memory is linear in its length. Every
-path from the root to a leaf becomes one training row.
+A request whose messages begin with those of a recorded path continues from the ids of that path; the path
+is neither rendered nor tokenised again. Each turn holds only its own ids, so a session's memory is linear in its
+length. Every path from the root to a leaf becomes one training row.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from slime_plugins.rollout_buffer.types import Generation, Message, MessageMatch
 
 MAX_FINGERPRINTS = 20_000
 MAX_COMPARED_TURNS = 3
-"""So many turns after one are compared with a request; of more, those that the index names."""
+"""If a turn has more children, a request is compared only with those that the index finds."""
 
 BY_NUMBER = attrgetter("number")
 
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One sampled turn. ``name``, if it has one, is its own in the session, also before it has a number.
+    """One sampled turn. ``name`` is unique in the session, also before the turn has a number; it may be empty.
 
-    ``request`` is the digest of its request, ``message`` its reply in the form of a client's message, and ``created``
-    its time. ``context`` has the fingerprints of the messages since its parent, ``reply`` that of its own message,
-    which has thoughts in its text as ``thinking`` says.
+    ``request`` is the digest of the turn's request, ``message`` the reply in the form of a client's message, and
+    ``created`` the time of the reply. ``context`` has the fingerprints of the messages since the parent turn, ``reply``
+    the fingerprint of ``message``; ``thinking`` says where its text holds thoughts.
     ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
     parent's path although its messages do not. ``tolerated`` names the parts in which the request differed from the
-    path that it continues, ``difference`` why it continues no other one.
-    ``sampled`` has prompt ids only if the engine ran others than the path.
-    ``is_unusable``: it holds a token that no prompt may hold, so no turn can continue it. ``writer`` names the
-    process that sampled it. ``sent``: whether its answer reached the client; None while it is being sent, or if only
-    ``writer`` knows.
+    path that it continues, ``difference`` why it continues no other path.
+    ``sampled`` has prompt ids only if the engine ran other ids than those of the path.
+    ``is_unusable``: the turn holds a token that no prompt may hold, so no turn can continue it. ``writer`` names the
+    process that sampled it. ``sent``: whether the turn's answer reached the client; None while it is being sent, or if
+    only ``writer`` knows.
     """
 
     parent: Turn | None
@@ -95,7 +95,7 @@ class Turn:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of its token records."""
+        """Bytes of the turn's token records."""
         return sum(len(one.data or b"") for one in self.sampled.records.values())
 
     def path(self) -> list[Turn]:
@@ -119,8 +119,8 @@ class Turn:
 
 
 class Match(NamedTuple):
-    """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``; None and 0 if no
-    part is recorded. ``difference``: why the request does not continue the nearest of the other paths."""
+    """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``. If no part is
+    recorded, they are 0 and None. ``difference``: why the request does not continue the nearest of the other paths."""
 
     turn: Turn | None
     consumed: int
@@ -141,7 +141,7 @@ class Recording:
         self._entries: list[Turn] = []
         self._index: PathIndex[Turn] = PathIndex(matching, order=BY_NUMBER)
         self._by_message: defaultdict[tuple[int, Hashable], list[Turn]] = defaultdict(list)
-        """Entries by the place and the key of their first message, and of their second."""
+        """Entries by index and key of their first message, and of their second message."""
         self._by_request: dict[bytes, Turn] = {}
         self._fingerprints: dict[bytes, Fingerprint] = {}
         self.last_number = 0
@@ -150,7 +150,8 @@ class Recording:
         self.record_bytes = 0
 
     def fingerprints(self, messages: Sequence[Message], digests: Sequence[bytes]) -> tuple[Fingerprint, ...]:
-        """Returns the fingerprints of messages; those of an earlier request, which most repeat, are kept."""
+        """Returns the fingerprints of messages; those of earlier requests, whose messages most requests repeat, are
+        cached."""
         if len(self._fingerprints) > MAX_FINGERPRINTS:
             self._fingerprints.clear()
         for message, exact in zip(messages, digests, strict=True):
@@ -195,7 +196,8 @@ class Recording:
         sent: tuple[Fingerprint, ...],
         beginnings: Sequence[Beginning],
     ) -> _Near | None:
-        """Returns the nearest of those turns after ``parent`` that the request does not continue, or ``nearest``."""
+        """Returns the nearest turn after ``parent`` that the request does not continue, unless ``nearest`` is
+        nearer."""
         at = beginnings[0].end
         groups = [((one.end, True), self._index.sharing(one)) for one in reversed(beginnings) if one.end or parent]
         if parent is None:  # of the paths without a common beginning, one with equal second messages is the nearest
@@ -211,7 +213,7 @@ class Recording:
                     continue
                 nearest = _nearer(nearest, (difference, turn.number))
                 if _nearness((difference, turn.number)) >= best_possible:
-                    break  # the others of this group are older
+                    break  # the other turns of this group are older, and no nearer
         return nearest
 
     def _compared(self, turn: Turn, key: bytes, sent: tuple[Fingerprint, ...], at: int) -> Comparison:
@@ -247,7 +249,8 @@ class Recording:
         return None if best is None else best[2]
 
     def add(self, turn: Turn) -> None:
-        """Records a turn after its parent, whose answer its client has seen; one without a parent begins a new tree."""
+        """Records a turn after its parent, whose answer the client has then received; without a parent, as a new
+        root."""
         if turn.parent is not None and not turn.parent.sent:
             self.note_sent(turn.parent, sent=True)
         self.last_number = max(self.last_number, turn.number)
@@ -260,7 +263,8 @@ class Recording:
         self.record_bytes += turn.record_bytes
 
     def note_sent(self, turn: Turn, *, sent: bool) -> None:
-        """Removes a turn that did not reach its client; it is back once a repeated request for it is answered."""
+        """Removes a turn that did not reach its client; adds it again once the answer to a repeated request reached the
+        client."""
         is_held = turn in self._siblings(turn)
         if sent and not is_held:
             self.add(turn)
@@ -318,7 +322,7 @@ class Recording:
     def describe(self) -> dict[str, Any]:
         """Returns turns and branches as JSON: the order of generations, their parents, and why each branch began.
 
-        ``repeated_ids`` counts the ids of the prompts of branches that repeat those of others.
+        ``repeated_ids`` counts ids in the prompts of branches that repeat ids of other branches.
         """
         in_order = [turn for turn, _ in self._in_order()]
         firsts = {siblings[0] for siblings in (self._roots, *(turn.children for turn in in_order)) if siblings}
@@ -341,7 +345,8 @@ class Recording:
     def generations(self) -> list[Generation]:
         """Returns all turns as generations, branch after branch, each turn after the one it continues.
 
-        In this order the packer makes one row per branch; a turn shared by several branches is trained in the first.
+        In this order the packer makes one row per branch; a turn that several branches share is trained in the first of
+        them.
         """
         found: list[Generation] = []
         held: list[int] = []
@@ -366,7 +371,7 @@ class Recording:
 
 
 def _place(turn: Turn) -> bytes | int:
-    """Returns what the paths begin at that have this turn next: its parent, or the inputs of a prompt."""
+    """Returns the turn's place in the index: the number of its parent, or for a root the key of the prompt's inputs."""
     return turn.key if turn.from_start or turn.parent is None else turn.parent.number
 
 

@@ -36,10 +36,10 @@ _Slot = tuple[int, int]
 
 
 def closed_groups(connection: Connection, job_key: int) -> list[FinishedGroup]:
-    """Returns the newest groups that were delivered, filtered, or failed; open and ready ones may still be trained.
+    """Returns the newest groups that were delivered, leased, filtered, or failed: the fate of the others is open.
 
-    A member's duration is that of the attempt that returned it, or else of its longest attempt; of a written item, the
-    time since its group began.
+    A member's duration is that of the attempt that returned it; without a trajectory, that of the longest attempt. For
+    a written item it is the time from the opening of its group to the write.
     """
     size = job_rows.get_job(connection, job_key).group_size
     newest = (job_key, max(1, MAX_MEMBERS_READ // size))
@@ -69,7 +69,7 @@ def _group_outcome(state: str, cause_code: str) -> GroupOutcome:
 def _member(
     group: Any, of_group: GroupOutcome, came: Any | None, attempts: list[Any], kept: Collection[str]
 ) -> FinishedMember:
-    """``came`` is the member's trajectory, which may be late; ``kept`` names the delivered members."""
+    """``came`` is the member's trajectory, which may be late, or None; ``kept`` has the uids of delivered members."""
     outcome = _outcome(of_group, came, attempts, kept)
     dummy = of_group is GroupOutcome.TRAINED and outcome is not MemberOutcome.TRAINED
     if came is None:

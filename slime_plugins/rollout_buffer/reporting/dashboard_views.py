@@ -53,7 +53,8 @@ class Views:
     """Read-only queries of the dashboard. Thread-safe."""
 
     def __init__(self, store: Store, supervisor: str, *, clock: Callable[[], float] | None = None) -> None:
-        """``supervisor`` is the name of its heartbeat in the store; ``clock`` returns seconds since the epoch."""
+        """``supervisor`` is the name of the supervisor's heartbeat in the store; ``clock`` returns seconds since the
+        epoch."""
         self.store = store
         self._supervisor = supervisor
         self._clock = clock or store.clock
@@ -131,7 +132,7 @@ class Views:
             job = find_job(connection, job_id)
             last = now
             if job.finished_at is not None:
-                # A finished job may still be delivered.
+                # Groups of a finished job may still be delivered.
                 delivered = last_delivery_at(connection, job.key) or 0.0
                 last = min(now, max(job.finished_at, job.updated_at, delivered))
             first = job.created_at if query.range_s is None else max(job.created_at, last - query.range_s)
@@ -196,7 +197,7 @@ class Views:
 
 
 def _columns(reply: type) -> str:
-    """Returns the columns that a reply is made of: each has the name of its key."""
+    """Returns the columns of a query for a reply: they are named as the keys of the reply."""
     return ", ".join(reply.__annotations__)
 
 
@@ -223,7 +224,7 @@ def _group_conditions(job_key: int, page: GroupPageQuery) -> tuple[list[str], li
     return conditions, values
 
 
-# The index has what a mean needs but for `late`, and another one knows the late: no row among payloads is read.
+# One index has all that a mean needs but `late`; another index lists late trajectories. So no table row is read.
 _MEANS = (
     "WITH means AS (SELECT group_key, avg(reward) AS mean FROM trajectories INDEXED BY trajectories_by_portion "
     "WHERE job_key = ? AND group_key IS NOT NULL AND key NOT IN "
@@ -240,8 +241,8 @@ _GROUP_COLUMNS = {
 class _GroupOrder:
     """The order of a page of groups, as SQL: the condition of its cursor, and the ORDER BY.
 
-    A cursor is the time of a group's last change, and its key. Only the default order uses that time: a group that
-    changes between two pages is on at least one of them.
+    A cursor is the time of a group's last change, and its key. Only the default order uses that time; in it, a
+    group that changes between two pages is on at least one of them.
     """
 
     def __init__(self, job_key: int, page: GroupPageQuery) -> None:

@@ -1,4 +1,4 @@
-"""Pure: explains why a job does not progress and what to do, and why a group was dropped.
+"""Explains why a job does not progress and what to do, and why a group was dropped. Pure functions.
 
 ``explain_job`` reads a ``JobSnapshot`` and returns sentences, the most urgent first, for the dashboard and
 ``rollout-buffer status``. Each sentence has a stable ``code`` for programs.
@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 _TASK_TYPE_OF_DOCTOR = "android_world"
 """The task type whose devices ``rollout-buffer doctor`` examines."""
 QUIET_AFTER_S = 60.0
-"""A job with a younger trajectory counts as progressing."""
+"""A job counts as progressing if its newest trajectory is younger than this."""
 START_TIMEOUT_S = 120.0
 """Time that a runner may take from the last change of its job's state to its first episode."""
 LONG_EPISODE_S = 600.0
@@ -36,7 +36,7 @@ LITTLE_DISK_BYTES = 2_000_000_000
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
     """Returns at least one explanation, the most urgent first.
 
-    Among equally urgent ones, the explanation that all attempts fail is the first.
+    Among equally urgent explanations, the one that all attempts fail is the first.
     """
     aside = [*_left_out(snapshot), *_prompts(snapshot)]
     if over := list(_over(snapshot)):
@@ -282,12 +282,12 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _only_refused(at: JobSnapshot) -> bool:
-    """Returns True for a running job without a trajectory, whose generator had only refused writes."""
+    """Returns True for a running job of a generator without any trajectory: all its writes were refused."""
     return at.state is JobState.RUNNING and at.has_runner and at.trajectory_age_s is None
 
 
 def _missing_members(found: MissingMembers) -> Explanation:
-    """Describes the missing members of closed groups, and whether they were the slow ones."""
+    """Describes the missing members of closed groups, and whether they were slower than the trained members."""
     return Explanation(
         code="members_missing",
         severity=Severity.ATTENTION,
@@ -314,7 +314,7 @@ def _what_they_earned(found: MissingMembers) -> str:
 
 
 def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
-    """Describes how the engine changed prompts, and the effect."""
+    """Describes how the engine changed prompts, and the effect on training rows."""
     for finding in at.prompt_findings:
         yield Explanation(
             code="prompts_changed",
@@ -373,9 +373,9 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
 
 
 def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
-    """Describes the groups that failed or were filtered; staleness is described elsewhere."""
+    """Describes the groups that failed or were filtered; ``_left_out`` describes stale groups."""
     if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
-        return  # that is the cause
+        return  # the explanation of the ended job says it already
     if _nothing_kept(at):
         yield Explanation(
             code="nothing_kept",
@@ -490,7 +490,7 @@ def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
 
 
 def _most_wait_for_engine(at: JobSnapshot, failures: int) -> bool:
-    """Returns True if more episodes wait for an engine in trouble than have failed: then the engine is the cause."""
+    """Returns True if more episodes wait for an engine in trouble than have failed, so that the engine is the cause."""
     return at.engine.code is not EngineTrouble.NONE and at.engine.waiting > failures
 
 

@@ -1,4 +1,4 @@
-"""Read-only queries of a job's failed attempts: their errors, and the transcripts of the newest."""
+"""Read-only queries of a job's failed attempts: their errors, and their transcripts where these are stored."""
 
 from __future__ import annotations
 

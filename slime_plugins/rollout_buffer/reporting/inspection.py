@@ -53,7 +53,7 @@ class Inspection:
     # --- deliveries --------------------------------------------------------------------------------------------------
 
     def delivery(self, delivery_id: str) -> Delivery:
-        """Returns a past delivery, to be read again with ``Buffer.delivered_pieces``.
+        """Returns a past delivery, whose content ``Buffer.delivered_pieces`` reads.
 
         Raises:
             NotFoundError: there is none of that id.
@@ -98,7 +98,7 @@ class Inspection:
             conditions, values = _conditions(connection, page)
             order = _Order(page)
             conditions, values = [*conditions, order.after], [*values, *order.values]
-            # The index covers every filter; rows are read only for the page.
+            # The index covers every filter, so that table rows are read only for the page.
             found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
             query = f"{_LIGHT} WHERE trajectories.key IN ({found} {order.by} LIMIT ?) {order.by}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
@@ -129,7 +129,7 @@ class Inspection:
             totals = dict(connection.execute(f"{_TOTALS} {where}", values).fetchone())
             low, high = totals["reward_min"], totals["reward_max"]
             width = (high - low) / REWARD_BINS if totals["trajectories"] and high > low else 1.0
-            # The highest reward belongs to the last bin, not to one of its own.
+            # The highest reward belongs to the last bin, not to a bin of its own.
             binned = f"SELECT min(CAST((reward - ?) / ? AS INTEGER), ?) AS bin, count(*) AS times {where} GROUP BY bin"
             counted = dict.fromkeys(range(REWARD_BINS if totals["trajectories"] and high > low else 1), 0)
             if totals["trajectories"]:
@@ -146,7 +146,7 @@ class Inspection:
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, filters)
-            # The index is in order within a job only; over all jobs the rows themselves are.
+            # The index is ordered within a job only. Over all jobs, the rows themselves are ordered.
             walked = "NOT INDEXED" if filters.job_id is None else f"INDEXED BY {_BY_ORDER}"
             query = (
                 f"SELECT key FROM trajectories {walked} WHERE {' AND '.join(conditions)} AND key < ? "

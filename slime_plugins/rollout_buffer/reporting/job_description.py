@@ -75,7 +75,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
 
 
 def settings_for_display(store: Store, job: JobRecord) -> dict[str, Any]:
-    """Returns the settings that a job stores of its payload, with secrets redacted."""
+    """Returns the settings of its payload that a job stores, with secrets redacted."""
     with store.read() as connection:
         options = job_rows.options_of(connection, job.key)
     shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})

@@ -36,14 +36,14 @@ class JobSnapshot:
     """The state of a job at one moment. Ages are in seconds; None is never or unknown.
 
     ``devices`` has ``total`` and, if known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait for
-    one), or ``unreachable``, the reason; it is empty if unknown.
+    a device), or ``unreachable``, the reason; it is empty if unknown.
     """
 
     state: JobState
     job_id: str = "JOB"
     task_type: str = ""
     log: str = "DATA_DIR/logs"
-    """The file in which its runner logs."""
+    """The log file of the job's runner."""
     cause: Cause = NO_CAUSE
     has_runner: bool = True
     has_input: bool = True
@@ -59,12 +59,12 @@ class JobSnapshot:
     recent_failures: Mapping[str, int] = field(default_factory=dict)
     """Failed attempts since the last start, of the last ten minutes, by error code, the most frequent first."""
     last_failure: str = ""
-    """The last error of the most frequent code."""
+    """The last error with the most frequent code."""
     all_failed: FailedAttempts | None = None
-    """How its attempts failed, if none ever returned a trajectory."""
+    """How the job's attempts failed, if none of them ever returned a trajectory."""
     poll_age_s: float | None = None
     trainer_waits_s: float | None = None
-    """How long a trainer has polled without a delivery; None if none is waiting."""
+    """How long a trainer has polled without a delivery; None if no trainer is waiting."""
     max_groups_ahead: int | None = None
     max_groups_ready: int | None = None
     pause_when_idle_s: float | None = None
@@ -72,7 +72,7 @@ class JobSnapshot:
     devices: Mapping[str, Any] = field(default_factory=dict)
     engine: EngineReport = _NO_REPORT
     prompt_findings: Sequence[str] = ()
-    """How its engine changes prompts, as predicates of "the engine"."""
+    """How the job's engine changes prompts, as predicates of "the engine"."""
     prompts: PromptCounts = _NO_PROMPTS
     most_frequent_causes: Mapping[GroupState, CountedCause] = field(default_factory=dict)
     """The most frequent cause of filtered and of failed groups."""
@@ -189,7 +189,7 @@ def _failures(connection: Connection, job_key: int, since: float) -> tuple[dict[
 
 
 def _all_failed(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """Returns how attempts failed if all that ended did; None otherwise."""
+    """Returns how attempts failed, if every attempt that ended has failed; None otherwise."""
     states = {state for state, _ in attempt_rows.attempts_by_error(connection, job_key)}
     if AttemptState.FINISHED in states or AttemptState.FAILED not in states:
         return None

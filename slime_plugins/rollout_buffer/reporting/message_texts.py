@@ -22,7 +22,7 @@ _TAG = re.compile(r"</?(?:tool_call|conclusion|answer)>")
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """A text of a message. ``turn``, from 1, is that of its reply, or of the reply after it."""
+    """A text of a message. ``turn``, from 1, is that of the reply that the message is or precedes."""
 
     turn: int
     role: str
@@ -40,8 +40,8 @@ def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
 
 
 def preview_of(payload: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Returns task and answer in one line each, as the generator recorded them, else of the first and the last message;
-    None if there is none."""
+    """Returns task and answer in one line each: as the generator recorded them, else the first user message and the
+    last reply; None if there is no such text."""
     noted = payload.get("extra_info")
     about: Mapping[str, Any] = noted if isinstance(noted, Mapping) else {}
     messages = list(_messages(payload))
@@ -76,7 +76,7 @@ def _calls(message: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _reply_text(message: Mapping[str, Any]) -> str:
-    """Returns a reply without reasoning and tool calls; if that is empty, its tool calls."""
+    """Returns a reply without reasoning and tool calls; if nothing else is left, the calls."""
     text = _content(message)
     ends = [at + len(tag) for tag in _ENDS_OF_THOUGHT if (at := text.rfind(tag)) >= 0]
     text_after = text[max(ends, default=0) :][:MAX_CHARACTERS_READ]

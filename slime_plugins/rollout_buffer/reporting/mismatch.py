@@ -49,7 +49,7 @@ def trainer_rows_of(store: Store, job_id: str, uid: str) -> dict[int, TrainerRow
 
 
 def describe_trainer_row(row: TrainerRow) -> dict[str, Any]:
-    """Encodes the trainer's report of a row; ``log_probs`` are those of its trained tokens, in order."""
+    """Encodes the trainer's report of a row; ``log_probs`` are those of the row's trained tokens, in order."""
     shown = {name: getattr(row, name) for name in ("step", "advantage", "entropy", "loss_share", "clip_share")}
     return {**shown, "log_probs": None if row.log_probs is None else list(row.log_probs)}
 
@@ -60,7 +60,7 @@ Key = TypeVar("Key", int, int | None)
 def _mean_gaps(
     turns: Iterable[tuple[TrainerRow, TurnGap]], key_of: Callable[[TurnGap], Key]
 ) -> Iterator[tuple[Key, MeanGap]]:
-    """Yields the keys in order, unknown last, each with the distance over its turns."""
+    """Yields the keys in order, None last, each with the mean and the largest gap over its turns."""
     found: dict[Key, list[TurnGap]] = {}
     for _, turn in turns:
         found.setdefault(key_of(turn), []).append(turn)

@@ -1,7 +1,7 @@
 """Metrics of ``GET /metrics`` in Prometheus' text format.
 
 All values are read from the store at each request, so any gunicorn worker may answer, and a restart loses nothing. All
-are gauges, since retention may delete what was counted. ``METRICS`` is the table of names.
+metrics are gauges, because retention may delete what they count. ``METRICS`` is the table of names.
 """
 
 from __future__ import annotations

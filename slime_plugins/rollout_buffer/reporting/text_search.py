@@ -1,7 +1,7 @@
 """Text search in the messages of stored trajectories: newest first, page by page.
 
-There is no index: a search reads one payload after the other until it has found enough or its time limit is reached,
-and returns a cursor. It uses the memory of one payload.
+There is no index: a search reads one payload after the other until its page is full or its time limit is reached,
+and returns a cursor. It holds one payload in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import FoundText, Sear
 PAGE_TIME_LIMIT_S = 1.5
 """Time limit of a page, which is then returned with a cursor."""
 MAX_CONCURRENT_SEARCHES = 2
-"""Limit of concurrent searches of a process; more are refused."""
+"""Limit of concurrent searches of a process; further searches are refused."""
 KEYS_PER_QUERY = 200
 CONTEXT_CHARACTERS = 90
 """Characters shown on either side of a match."""

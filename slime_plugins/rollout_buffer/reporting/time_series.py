@@ -1,7 +1,7 @@
 """A job's history in buckets of time, for the dashboard's charts. Read-only.
 
-Long ranges are read from sums per minute, short ones from an index with all columns; payloads are never read. A caller
-with the earlier buckets requests only the newest.
+Long ranges are read from sums per minute, short ranges from an index with all columns; payloads are never read. A
+caller that has the earlier buckets requests only the newest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_40
 WANTED_BUCKETS = 120
 MAX_BUCKETS = 400
 SUMMED_S = 60
-"""Width of stored sums: buckets of whole minutes are made of these, others of single episodes."""
+"""Width of stored sums: buckets of whole minutes are made of these sums, other buckets of single episodes."""
 MAX_EPISODES_ONE_BY_ONE = 20_000
 
 _EPISODES_BY_MINUTE = """
@@ -79,7 +79,7 @@ FROM deliveries INDEXED BY deliveries_by_job WHERE job_key = :job
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of buckets of one width; both ends are multiples of it, in seconds since the epoch."""
+    """A range of buckets of one width; both ends are multiples of the width, in seconds since the epoch."""
 
     start: float
     end: float
@@ -136,10 +136,10 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
 
     ``over`` are the groups that ``bias.closed_groups`` returns.
 
-    ``reward`` has mean, min and max; ``success`` a mean, over the episodes of which it is known; ``staleness`` (in
+    ``reward`` has mean, min and max; ``success`` a mean over the episodes that report it; ``staleness`` (in
     weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
-    ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` and ``continued_turns`` the sum of
-    those of sessions; late trajectories count as well.
+    ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` and ``continued_turns`` their sum
+    over all sessions. Late trajectories count as well.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
@@ -184,7 +184,7 @@ def _first_key(connection: Connection, job_key: int, start: float) -> int:
 
 
 def _end_key(connection: Connection, job_key: int, which: str) -> int:
-    """Returns the lowest or the highest key; for both in one query, SQLite would scan the whole index."""
+    """Returns the lowest or the highest key. If one query asked for both, SQLite would scan the whole index."""
     query = f"SELECT {which}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
     return int(connection.execute(query, (job_key,)).fetchone()[0] or 0)
 

@@ -1,7 +1,8 @@
 """The training rows of a trajectory, with the texts of their tokens if a tokenizer is available.
 
 A job's tokenizer is loaded on the first request for its tokens, from ``tokenizer.json`` in the job's
-``tokenizer_path``, with the ``tokenizers`` library alone. Two are cached. Without one, only ids are shown.
+``tokenizer_path``, with the ``tokenizers`` library alone. Two tokenizers are cached. Without a tokenizer, only
+ids are shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
-    """The methods used of ``tokenizers.Tokenizer``."""
+    """The methods of ``tokenizers.Tokenizer`` that are used here."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
@@ -58,10 +59,10 @@ def _load(file: Path, _changed_at: float) -> Tokenizer:
 
 
 def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokenizer | None) -> DescribedRows:
-    """Returns how each generation continued the one before, what rows they make, and the pieces of one row.
+    """Returns how each generation continued the previous one, the rows that they make, and the pieces of one row.
 
-    A piece of context is ``{"text", "at", "count"}``; a trained one is a few tokens that make whole characters, and has
-    ``ids`` and ``log_probs`` (None if not recorded). ``text`` is None without a tokenizer.
+    A piece of context is ``{"text", "at", "count"}``; a trained piece is a few tokens that make whole characters, and
+    also has ``ids`` and ``log_probs`` (None if not recorded). ``text`` is None without a tokenizer.
     """
     rows = pack_training_rows(generations)
     place = {index: number for number, one in enumerate(rows) for index in one.generation_indices}

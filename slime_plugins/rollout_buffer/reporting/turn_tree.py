@@ -1,8 +1,8 @@
 """The turns of an episode as a tree: a turn's parent is the turn whose prompt and sampled tokens its prompt continues.
 
-The parent is looked for among the turn before and its ancestors. This finds every parent where branches are stored one
-after the other, as the gateway stores them. A turn whose prompt continues none of them is a root: an episode with an
-edited context has several.
+The parent is searched for among the previous turn and its ancestors. This finds every parent where branches are stored
+one after the other, as the gateway stores them. A turn whose prompt continues none of these is a root; an episode with
+an edited context has several roots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 
 
 def emission_order(extra_info: Any) -> list[int] | None:
-    """Returns the number of each turn in the order of sampling, as the recorder noted them; None if it did not."""
+    """Returns the number of each turn in the order of sampling, as the recorder stored it; None if it did not."""
     known = extra_info if isinstance(extra_info, dict) else {}
     about = known.get("gateway", known.get("remote_rollout"))
     numbers = about.get("emission_order") if isinstance(about, dict) else None

@@ -32,9 +32,7 @@ from slime_plugins.rollout_buffer.wire import IMAGE_URL_PREFIX
 def attempts(
     job_id: JobId,
     error_code: Annotated[str | None, typer.Option(help="Only attempts with this error code, like `engine`.")] = None,
-    search: Annotated[
-        str | None, typer.Option(help="Only attempts with this text in their instance id or error.")
-    ] = None,
+    search: Annotated[str | None, typer.Option(help="Only attempts with this text in instance id or error.")] = None,
     transcripts: Annotated[
         bool, typer.Option("--transcripts/--no-transcripts", help="Print the transcript of each, if it was stored.")
     ] = True,

@@ -1,4 +1,4 @@
-"""Commands of adb to one server, with short timeouts and adb's own words."""
+"""Runs adb commands on one adb server, with short timeouts; errors quote adb's output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdbServer:
         """Returns the output of a command that must succeed and must contain ``containing``.
 
         Raises:
-            DeviceError: it did not, with adb's words.
+            DeviceError: the command failed or printed something else; the message has adb's output.
         """
         succeeded, said = self.run(*words)
         if not succeeded or containing not in said:

@@ -19,7 +19,7 @@ class AndroidEndpoint:
     """How a running Android is reached.
 
     ``adb_path`` is the program for all adb commands to it. ``console_port`` and ``grpc_port`` are the emulator's, None
-    where there is none. ``state`` says how the device checks that it is restored before each episode; None: not at all.
+    without an emulator. ``state`` says how the device checks that it is restored before each episode; None: no check.
     """
 
     serial: str
@@ -40,7 +40,8 @@ class AndroidEndpoint:
         return {} if self.state is None else self.state.compare(self._server, self.serial, packages)
 
     def put_back(self, changed: Mapping[str, str]) -> dict[str, str]:
-        """Writes recorded settings and the time; returns what of ``changed`` is left: as ``StateCheck.put_back``."""
+        """Writes recorded settings and the time; returns the parts of ``changed`` that still differ: as
+        ``StateCheck.put_back``."""
         sets_clock = self.capabilities >= {Capability.CLOCK, Capability.ROOT}
         return (
             {} if self.state is None else self.state.put_back(self._server, self.serial, changed, sets_clock=sets_clock)
@@ -70,7 +71,7 @@ class AndroidHost(Protocol):
         """Returns True if Android answers, False if it answers again after a reconnect: connections to it are lost.
 
         Raises:
-            DeviceError: it does not answer, with the reason.
+            DeviceError: Android does not answer; the message has the reason.
         """
         ...
 

@@ -1,7 +1,7 @@
 """slime's multi-turn environment interface over a leased device: reset, step, final reward, format, close.
 
-For other rollout loops, which record tokens themselves. Actions, notes and rewards are those of the buffer's episodes.
-Calls that wait for a device are coroutines: one event loop plays many environments.
+It is for other rollout loops, which record tokens themselves. Actions, notes and rewards are those of the buffer's
+episodes. Calls that wait for a device are coroutines: one event loop plays many environments.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class AndroidWorldEnv:
     async def step(self, response_text: str) -> tuple[dict[str, Any], bool, dict[str, Any]]:
         """Executes a reply's action; returns the observation, whether the episode is over, and facts about the action.
 
-        A reply without a valid action costs a turn and changes nothing; its observation has the reason.
+        A reply without a valid action costs a turn and changes nothing; the note of its observation says why.
 
         Raises:
             DeviceError: the device failed; this is never a reward.
@@ -91,7 +91,7 @@ class AndroidWorldEnv:
         return self._observation(), over, {**play.log[-1], "stop_reason": str(done) if done else None}
 
     async def compute_final_reward(self) -> float:
-        """Returns the reward; success counts, whether or not the agent ended the episode.
+        """Returns the reward. Unless ``success_needs_ending`` is set, success counts however the episode ended.
 
         Raises:
             DeviceError: the device cannot be scored.
@@ -101,8 +101,8 @@ class AndroidWorldEnv:
     def format_observation(self, observation: Mapping[str, Any], is_initial: bool | None = None) -> Message:
         """Returns an observation as a user message; its image part holds the screenshot as a PIL image.
 
-        By default the image is at its place in the text. With ``is_initial`` the message has the shape of slime's own
-        environments: the image first, then the whole text with ``<image>`` in it.
+        By default the image stands at its marker's position in the text. With ``is_initial`` the message has the shape
+        of slime's own environments: the image first, then the whole text with ``<image>`` in it.
         """
         seen: Observation = observation["seen"]
         step = int(observation["step"])

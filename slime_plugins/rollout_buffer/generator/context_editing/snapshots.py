@@ -52,10 +52,10 @@ class DeletionMark:
 class Snapshot:
     """An episode's state right before a deletion.
 
-    A stretch is the sequence between two deletions. ``prompt_ids`` is its first prompt, ``response_ids`` the rest, with
-    a mask that is 1 on tokens sampled in it, and log-probs that are 0.0 elsewhere. ``emission_views`` and
-    ``assistant_turn_boundaries`` have one entry per turn of the whole episode so far; the boundaries (start, end) count
-    in the response of the turn's stretch.
+    A stretch is the sequence between two deletions. ``prompt_ids`` is the first prompt of the stretch,
+    ``response_ids`` the rest of the stretch. The mask is 1 on tokens sampled in it; log-probs are 0.0 elsewhere.
+    ``emission_views`` and ``assistant_turn_boundaries`` have one entry per turn of the whole episode so far; the
+    boundaries (start, end) count in the response of the turn's stretch.
     """
 
     prompt_ids: list[int]

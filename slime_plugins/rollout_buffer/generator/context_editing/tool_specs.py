@@ -1,4 +1,4 @@
-"""Tools as data: name, parameters, description. Source of schemas and argument checks.
+"""Tools as data: name, parameters, description. Schemas and argument checks are made from them.
 
 An argument of a wrong type gives a message for the model (``ArgumentError``), never another exception.
 """
@@ -55,15 +55,15 @@ class Tool:
 
     def schema(self) -> dict[str, Any]:
         """Returns the tool in OpenAI's form."""
-        properties = {one.name: {**one.schema, "description": one.description} for one in self.parameters}
-        required = [one.name for one in self.parameters if one.required]
+        properties = {each.name: {**each.schema, "description": each.description} for each in self.parameters}
+        required = [each.name for each in self.parameters if each.required]
         parameters = {"type": "object", "properties": properties, "required": required}
         function = {"name": str(self.name), "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
 
 def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the converted arguments; omitted ones are missing.
+    """Returns the converted arguments, without arguments that the call omits.
 
     Raises:
         ArgumentError: an argument is missing, unknown or of a wrong type; the message names it.
@@ -91,7 +91,7 @@ _own: dict[str, tuple[Tool, ToolHandler]] = {}
 
 
 def register_tool(tool: Tool, handler: ToolHandler) -> None:
-    """Adds a tool to those of every episode of this process.
+    """Adds a tool to every episode of this process.
 
     Call it in the generator file of the job's task type: a job loads no other file.
 
@@ -109,7 +109,7 @@ def unregister_tool(name: str) -> None:
 
 
 def handler_of(name: str) -> ToolHandler | None:
-    """Returns the handler of a registered tool; None for others."""
+    """Returns the handler of a registered tool; None for other tools."""
     return _own[name][1] if name in _own else None
 
 

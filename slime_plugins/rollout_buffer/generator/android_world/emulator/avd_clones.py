@@ -1,7 +1,7 @@
 """Clones the base virtual device for each worker, and again after the base has changed.
 
-A copy resumes an interrupted one: complete files are not copied again. Its time limit is proportional to its size, and
-the number of concurrent copies on a host is limited, because disks become slow.
+An interrupted copy is resumed: complete files are not copied again. The time limit of a copy is proportional to its
+size. The number of concurrent copies on a host is limited, because they make disks slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.watchdog impo
 logger = logging.getLogger(__name__)
 
 CHECKOUT = Path(__file__).resolve().parents[5]
-"""The checkout or installation that runs this."""
+"""The checkout or installation that runs this code."""
 _MARK = "rollout_buffer_clone_of"
 """The file that marks our clones: name and digest of the base, empty while the clone is incomplete."""
 _PID_FILE = "hardware-qemu.ini.lock"
@@ -41,7 +41,7 @@ _CLONE_RANGE = 0x40049409  # FICLONE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyLimits:
-    """Time to copy a gigabyte, and number of concurrent copies on a host."""
+    """Maximum time to copy a gigabyte, and maximum number of concurrent copies on a host."""
 
     seconds_per_gb: float = 120.0
     at_once: int = 4
@@ -54,7 +54,7 @@ def clone_avd(
 
     The clone's files are sparse and share blocks with the base if the file system supports it. Disk overlays point to
     the clone's own files. While the base runs, an existing clone is not updated. ``owner`` is the caller's ownership of
-    the clone; without one the clone is owned while files are copied.
+    the clone; without it this function owns the clone while files are copied.
 
     Raises:
         ConfigError: there is no such base, or the clone's path exists and is no clone.
@@ -64,7 +64,7 @@ def clone_avd(
     source, target = avd_home / f"{base}.avd", avd_home / f"{clone}.avd"
     if not (source / "config.ini").is_file():
         raise ConfigError(f"there is no virtual device {base} in {avd_home}: create it, or set avd_name")
-    with (avd_home / f".{clone}.lock").open("w") as lock:  # locks out other workers of this host with this clone
+    with (avd_home / f".{clone}.lock").open("w") as lock:  # excludes other workers of this host that use this clone
         fcntl.flock(lock, fcntl.LOCK_EX)
         pid = running_emulator(source)
         mark = f"{base}\n{_digest(source)}\n"
@@ -95,7 +95,8 @@ def running_emulator(avd: Path) -> int | None:
     """Returns the process that runs the virtual device in this folder, or None.
 
     Lock files alone are no evidence: an emulator that was stopped leaves some behind. The process named in one of them
-    must be alive and have started before the file was written: a restarted container gives the same id to another one.
+    must be alive and have started before the file was written: a restarted container gives the same id to another
+    process.
     """
     try:
         written = (avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t")
@@ -145,8 +146,8 @@ def _digest(avd: Path) -> str:
 
 @contextmanager
 def _copy_slot(avd_home: Path, at_once: int) -> Iterator[None]:
-    """Waits until fewer than ``at_once`` copies run; the lock of a killed process is released. Copies have a time
-    limit."""
+    """Waits until fewer than ``at_once`` copies run. It ends: copies have a time limit, and a killed process loses its
+    lock."""
     while True:
         for number in range(at_once):
             with (avd_home / f".rollout_buffer_copy_{number}.lock").open("w") as lock:
@@ -160,7 +161,7 @@ def _copy_slot(avd_home: Path, at_once: int) -> Iterator[None]:
 
 
 def _files_of(avd: Path) -> list[Path]:
-    """Returns the files to copy, as relative paths: none that belongs to a running or suspended emulator."""
+    """Returns the files to copy, as relative paths, without files of a running or suspended emulator."""
     return sorted(
         path.relative_to(avd)
         for path in avd.rglob("*")

@@ -18,15 +18,16 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 class AvdOwnership:
     """Owns a virtual device until it is released, or every process that inherited ``fileno`` has exited.
 
-    It is a kernel lock on a file next to the device's folder, so it ends with its processes even if they are killed.
-    The file holds pid, start time in clock ticks since boot, and checkout of the owner, for messages.
+    Ownership is a kernel lock on a file next to the device's folder, so it ends with the owning processes even if they
+    are killed. For error messages the file holds the owner's pid, its start time in clock ticks since boot, and its
+    checkout.
     """
 
     def __init__(self, avd_home: Path, name: str, checkout: Path) -> None:
         """Locks the device.
 
         Raises:
-            DeviceError: another process owns it.
+            DeviceError: another process owns the device.
         """
         path = avd_home / f".{name}.owner"
         lock = try_lock(path)

@@ -1,4 +1,4 @@
-"""Sets up the base device once, or each attached device: AndroidWorld's apps, by AndroidWorld's own set-up.
+"""Installs AndroidWorld's apps, by AndroidWorld's own set-up, once on the base device or on each attached device.
 
 Run by ``scripts/set_up_base_device`` with the Python of the device workers. It boots the base device itself, not a
 clone; the package downloads its apps, installs them, clicks through their first screens and stores a snapshot of each

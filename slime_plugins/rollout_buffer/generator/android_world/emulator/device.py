@@ -2,7 +2,7 @@
 
 The order of an episode: create the task object for (suite seed, task, index); go home; remove traces of automation;
 ``initialize_task``; read the goal, which is complete only now; check whether the task is already solved; actions; read
-the score before anything is reset; ``tear_down`` in any case.
+the score before anything is reset; ``tear_down``, also after an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _STEPS_PER_COMPLEXITY = 10
 _INITIALIZE_ATTEMPTS = 2
 _READABLE_WHEN_BEGUN = {"RetroPlayingQueue": "the app makes the database of its queue when it first plays something"}
-"""Tasks whose success cannot be read before the first action, and why: it counts as 0 until then."""
+"""Tasks whose success cannot be read before the first action, and why. Until then it counts as 0."""
 _LEAVES_THE_SCREEN = frozenset({ActionKind.ANSWER, ActionKind.TERMINATE, ActionKind.WAIT})
 
 
@@ -47,9 +47,9 @@ class AndroidWorldDevice:
 
     ``package`` is for tests and packages of another kind; without one ``android_world`` is imported.
 
-    Raises (when made):
-            ConfigError: the packages are missing, or the host cannot start here.
-            DeviceError: Android did not come up.
+    Raises (when created):
+        ConfigError: the packages are missing, or the host cannot start here.
+        DeviceError: Android did not come up.
     """
 
     _solved_at_start = False
@@ -111,7 +111,7 @@ class AndroidWorldDevice:
     def step(self, action: Action) -> Observation:
         self._running()
         try:
-            # Not the last observation: since then a toast may have vanished or an accessibility tree may have arrived.
+            # Not the last observation: a toast may have vanished, or an accessibility tree have arrived, since then.
             reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_sample()
             self._package.drop_accessibility_trees()
             note = self._gestures.do(action)
@@ -191,16 +191,16 @@ class AndroidWorldDevice:
                 logger.warning("setting up %s failed: %s: %s", task_name, type(error).__name__, error)
                 failure = error
                 _tear_down(task, self._package.env)
-            self._check_usable()  # raises the device's error; then no retry is needed
+            self._check_usable()  # raises the device's error if the device failed: no retry then
         raise EnvironmentSetupError(
             f"{task_name} {params_idx} cannot be set up: {type(failure).__name__}: {failure}"
         ) from failure
 
     def _restore(self, packages: frozenset[str]) -> None:
-        """Restores the state before an episode with these apps, and compares it with the recorded one.
+        """Restores the state before an episode with these apps, and compares it with the recorded state.
 
         Raises:
-            DeviceError: a part that the host requires differs, also after a second restore; or the host's.
+            DeviceError: a part that the host requires differs, also after a second restore; or the host cannot restore.
         """
         for may_retry in (True, False):
             if not self._host.restore(sorted(self._touched | packages)):
@@ -250,7 +250,8 @@ class AndroidWorldDevice:
             return 0.0
 
     def _home(self) -> ScreenSample | None:
-        """Goes home and returns the screen before that: setting up and checking may have opened an app."""
+        """Goes to the home screen, because setting up and checking may have opened an app; returns the screen
+        before."""
         before = self._fresh_sample() if self._task.start_on_home_screen else None
         self._package.drop_accessibility_trees()
         if before is not None:

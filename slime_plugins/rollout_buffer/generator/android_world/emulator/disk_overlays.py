@@ -23,7 +23,7 @@ def point_into_clone(base: Path, clone: Path) -> None:
     """Points every overlay of the clone to the clone's own files.
 
     Raises:
-        DeviceError: a backing file does not exist or was not copied, or its path is not understood.
+        DeviceError: a backing file does not exist or was not copied, or its name has an unknown form.
     """
     for path in sorted(clone.rglob("*")):
         name = backing_file(path) if path.is_file() else None
@@ -31,7 +31,7 @@ def point_into_clone(base: Path, clone: Path) -> None:
             continue
         if ":" in name.partition("/")[0]:
             raise DeviceError(f"the disk {path.name} of {base} cannot be cloned: its backing file is {name[:80]!r}")
-        # Relative names start at the overlay's folder, which was at the same place in the base.
+        # A relative name starts at the overlay's folder, whose path within the base is the same.
         place = base / path.relative_to(clone)
         meant = Path(os.path.normpath(place.parent / name))
         own = clone / meant.relative_to(base) if meant.is_relative_to(base) else meant

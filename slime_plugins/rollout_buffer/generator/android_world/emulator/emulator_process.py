@@ -38,7 +38,8 @@ DEVICE_MARK = "ROLLOUT_BUFFER_DEVICE"
 """Environment variable of all processes of an emulator: the name of its clone."""
 
 CHECKOUT_MARK = "ROLLOUT_BUFFER_DEVICE_CHECKOUT"
-"""Environment variable: the checkout or installation that started it. ``scripts/cleanup.sh`` stops those of its own."""
+"""Environment variable: the checkout that started the emulator. ``scripts/cleanup.sh`` stops those of its own
+checkout."""
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.5
@@ -49,7 +50,7 @@ _SHARE_OFFLINE = 0.25
 _WATCHDOG_S = 30.0
 """Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
 _METRICS_FLAG = "-no-metrics"
-"""A flag that older emulators do not know: then it is left out."""
+"""A flag that older emulators do not know; it is left out after an emulator has refused it."""
 _LOG_LINES = 5
 _LOG_CHARACTERS = 600
 """Length of the log's end in messages about a failed boot."""
@@ -146,12 +147,12 @@ class EmulatorProcess:
         return True
 
     def restore(self, packages: Collection[str]) -> bool:
-        """As ``check_alive``: AndroidWorld restores its apps itself; its tasks clear what else they use."""
+        """As ``check_alive``: AndroidWorld restores its apps itself, and its tasks clear other state that they use."""
         del packages
         return self.check_alive()
 
     def _discard_clone(self) -> None:
-        """The next boot, of another worker, makes the clone again."""
+        """Marks the clone as incomplete, so that the next boot, of another worker, makes it again."""
         self._is_spoiled = True
         mark_as_incomplete(self._avd_home, self._avd_name)
 
@@ -172,11 +173,11 @@ class EmulatorProcess:
         owner, self._owner = self._owner, None
         if owner is not None:
             for lock in (self._avd_home / f"{self._avd_name}.avd").glob("*.lock"):
-                lock.unlink(missing_ok=True)  # of the process that just exited; it would prevent the next start
+                lock.unlink(missing_ok=True)  # left by the process that just exited; it would prevent the next start
             owner.release()
 
     def _end_adb_server(self, ports: EmulatorPorts) -> None:
-        """Stops an adb server that was started after the watchdog's exit, by a command to the dead emulator."""
+        """Stops an adb server that a command to the dead emulator started after the watchdog's exit."""
         if is_free(ports.adb_server):
             return
         try:
@@ -290,7 +291,7 @@ class EmulatorProcess:
         }
 
     def _is_booted(self) -> bool:
-        """Returns True if all three boot properties are set: the first is set before apps can be started."""
+        """Returns True if both boot properties are set and the package manager answers: apps cannot start before."""
         flags = ("sys.boot_completed", "dev.bootcomplete")
         return all(self._adb("shell", "getprop", flag).strip() == "1" for flag in flags) and (
             "package:" in self._adb("shell", "pm", "path", "android")

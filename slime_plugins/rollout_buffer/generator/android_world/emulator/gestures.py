@@ -1,4 +1,4 @@
-"""Executes the actions as commands of an Android device, where the package's own actions are wrong.
+"""Executes the actions as commands of an Android device, because the package's own actions differ from the tool's.
 
 =============  =========================================================================================
 action         what is executed, and how the package's ``JSONAction`` differs
@@ -6,7 +6,7 @@ action         what is executed, and how the package's ``JSONAction`` differs
 click          a tap
 long_press     a swipe on one spot, of the requested duration (theirs: always one second)
 swipe          a swipe between two points (theirs: directions only, left and right exchanged)
-type           the words, no Enter after them (theirs: one); untypeable characters are reported
+type           the words without an Enter (theirs: an Enter follows); untypeable characters are reported
 system_button  Back, Home, Enter and Menu as keys (theirs: no Menu)
 open           an exact name among the installed apps (theirs: a prefix, so that another app opens)
 wait           of the requested duration (theirs: always one second)
@@ -87,7 +87,7 @@ class Gestures:
         self._package.adb("shell", "input", "swipe", *places, str(duration_ms))
 
     def _type(self, text: str) -> str:
-        """Types word by word, a line feed as Enter."""
+        """Types a text word by word, and a line feed as Enter."""
         possible, refused = typeable(text)
         if possible:
             self._package.adb_utils.type_text(possible, self._package.env.controller)
@@ -131,5 +131,5 @@ def typeable(text: str) -> tuple[str, list[str]]:
             continue
         refused[character] = None
         plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode("ascii")
-        kept.append("".join(one for one in plain if one.isprintable()))
+        kept.append("".join(letter for letter in plain if letter.isprintable()))
     return "".join(kept), list(refused)

@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 
 MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
 MEMORY_BESIDE_THE_GUEST = 3 * 1024**3
-"""Memory of an emulator in addition to what its flag ``-memory`` gives to Android, and of its worker."""
+"""Memory of an emulator besides that of Android (its flag ``-memory``), together with its worker's memory."""
 
 
 class EmulatorOptions(SettingsSection):

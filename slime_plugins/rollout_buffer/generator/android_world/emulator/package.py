@@ -1,8 +1,8 @@
 """The only file that imports the packages ``android_world`` and ``android_env``, except ``adb_environment``.
 
-They are imported when a device is created, not earlier: they write temporary files under names made of task parameters,
-so each worker needs its own temporary folder before the import. One environment per process, because tasks draw from
-Python's global random source.
+They are imported only when a device is created: they write temporary files under names made of task parameters, so each
+worker needs its own temporary folder before the import. A process has one environment, because tasks draw from Python's
+global random source.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AndroidWorldPackage:
     def connect(self, endpoint: AndroidEndpoint, *, set_up_apps: bool = False) -> None:
         """Connects to the running Android through its adb server; nothing is downloaded or installed.
 
-        Without an emulator's ports adb is the only way to it, and no accessibility forwarder is needed.
+        Without an emulator's ports, adb is the only connection to the device, and needs no accessibility forwarder.
         With ``set_up_apps`` the package first downloads, installs and sets up its apps and the forwarder, which takes
         many minutes and is done once, on the base device.
 
@@ -171,16 +171,16 @@ class AndroidWorldPackage:
         """Returns the screen's pixels and the elements that the forwarder sent last, None without a forwarder."""
         if not self._has_forwarder:
             return self.env.controller.screenshot(), None
-        # Not the package's own wait for a stable screen: it takes an old one for settled.
+        # The package's own wait for a stable screen is not used: it takes an old screen for a settled one.
         state = self.env.get_state(wait_to_stabilize=False)
         return state.pixels, state.ui_elements
 
     def drop_accessibility_trees(self) -> None:
         """Drops the accessibility trees received so far, so that the next one is new."""
         if not self._has_forwarder:
-            return  # each is made when it is asked for
+            return  # without a forwarder each tree is made when it is requested
         wrapper = self.env.controller.env
-        wrapper.accumulate_new_extras()  # fetches those that have arrived
+        wrapper.accumulate_new_extras()  # fetches the trees that have arrived
         wrapper._accumulated_extras = {}
 
     def check_connection(self) -> None:
@@ -202,7 +202,7 @@ class AndroidWorldPackage:
         second is not.
 
         Raises:
-            DeviceError: none arrives.
+            DeviceError: no tree arrives.
         """
         for _ in range(2):
             self._await_tree()
@@ -212,7 +212,7 @@ class AndroidWorldPackage:
             return
         deadline = time.monotonic() + _TREE_S
         self.drop_accessibility_trees()
-        # Events arrive on the same way and are no trees.
+        # Events arrive in the same way, but they are no trees.
         while _TREE not in self.env.controller.env.accumulate_new_extras():
             if time.monotonic() > deadline:
                 raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")

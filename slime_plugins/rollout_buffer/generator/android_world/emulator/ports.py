@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.devices.file_locks import try_lock
 from slime_plugins.rollout_buffer.errors import DeviceError
 
 NO_ADB_SEARCH = {"ADB_EMU": "0", "ADB_LOCAL_TRANSPORT_MAX_PORT": "5554"}
-"""Environment of an adb server that must not search for emulators, from port 5555 on; each emulator is registered with
-its own server. The second variable alone is not enough: some versions start the search before they read it."""
+"""Environment of an adb server that must not search for emulators from port 5555 on: each emulator is registered with
+a server of its own. The second variable alone is not enough: some versions start the search before they read it."""
 
 _TRIES = 200
 _LAST_CONSOLE_PORT = 5682  # the emulator accepts even ports from 5554 to this one

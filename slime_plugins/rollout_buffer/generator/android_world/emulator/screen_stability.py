@@ -1,7 +1,7 @@
 """Waits until the screen shows the effect of an action.
 
-A device reacts to a touch late; a sample taken too early shows the old screen, unchanged. So: sample before the action,
-wait for a change or a timeout, and then wait until the screen stops changing.
+A device reacts to a touch late; a sample taken too early shows the old screen, unchanged. So a sample is taken before
+the action; after it the code waits for a change or a timeout, and then until the screen stops changing.
 """
 
 from __future__ import annotations

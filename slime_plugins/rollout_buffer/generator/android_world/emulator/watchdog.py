@@ -1,8 +1,8 @@
 """Runs one emulator for a device worker, and kills it when the worker exits for any reason.
 
 ``python watchdog.py RECORDS AVD ADB PORT SERIAL STOP_TIMEOUT_S -- COMMAND``. Its standard input is a pipe from the
-worker: when it closes (normal exit, exception, SIGKILL) the watchdog stops the emulator's process group and its adb
-server. If the watchdog itself is killed, the kernel kills the emulator.
+worker: when the pipe closes (normal exit, exception, SIGKILL) the watchdog stops the emulator's process group and its
+adb server. If the watchdog itself is killed, the kernel kills the emulator.
 
 Each emulator has its own adb server. By default a server connects to every emulator of the host that listens between
 ports 5555 and 5585, so it is started without that search, and the watchdog registers its emulator with it. It repeats
@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
         if child.poll() is None:
             _adb(adb, port, "-s", serial, "emu", "kill")
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cleanup below is what SIGTERM asks for
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the cleanup below already does what SIGTERM asks for
         _end(child, float(stop_timeout_s))
         _end_adb_server(adb, port)
         records.clear()
@@ -83,7 +83,7 @@ class _Records:
 
     def add(self, kind: str, pid: int) -> None:
         start = _start_of(pid)
-        if start is None:  # it has exited
+        if start is None:  # the process has exited
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{pid}-{start}"
@@ -93,8 +93,8 @@ class _Records:
         self._written.append(path)
 
     def add_adb_server(self, port: int) -> None:
-        """Records the adb server, which adb starts some time after the emulator: the process that listens on our
-        port."""
+        """Records the adb server, which adb starts some time after the emulator: the process that listens on
+        ``port``."""
         if self._has_adb_server:
             return
         for pid in _listeners(port):
@@ -108,7 +108,7 @@ class _Records:
 
 
 def _start_of(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; None if there is none."""
+    """Returns a process's start time in clock ticks since boot; None if there is no such process."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
