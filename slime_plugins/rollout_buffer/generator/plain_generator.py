@@ -260,7 +260,7 @@ class _Plays:
         if not self._failures:
             return
         (commonest, times), *_ = self._failures.most_common(1)
-        message = f"{self._failures.total()} of {self._done} plays failed, {times} of them with {commonest}"
+        message = f"{self._failures.total()} of {self._finished} plays failed, {times} of them with {commonest}"
         if self._failures.total() == self._finished:
             raise GeneratorError(message)
         logger.warning("%s", message)
