@@ -3,12 +3,12 @@
 In the rollout process, ``group_normalized_rewards`` normalises rewards for slime's
 ``--custom-reward-post-process-path``, with the formulas of ``rules/reward_normalization.py``.
 
-With rewards of turns, each token has an advantage. The rollout process computes them within each group
+With rewards of turns, each token has an advantage. The rollout process computes the advantages within each group
 (``give_turn_advantages``), because a training rank has parts of groups only. They are sent to the ranks as part of
 ``RowName``. There slime calls ``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` instead
-of its own formula (``set_advantages``). All other rows get the advantage of slime's GRPO, bit for bit. The n rows of a
-trajectory with rewards of turns weigh 1/n each in the loss, independent of their length; all others weigh by their
-tokens, as in slime.
+of its own formula (``set_advantages``). Rows without rewards of turns get the advantage of slime's GRPO, bit for bit.
+The n rows of a trajectory with rewards of turns weigh 1/n each in the loss, independent of their length. The rows of
+other trajectories weigh by their tokens, as in slime.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.trainer.token_alignment import laid_out
 logger = logging.getLogger(__name__)
 
 MAX_SUMMABLE_REWARD = 1e30
-"""The sum over a hundred million tokens is then below the limit of 32-bit floats, 3.4e38."""
+"""With this limit, the sum over a hundred million tokens is below the limit of 32-bit floats, 3.4e38."""
 
 
 def normalizes(args: Any) -> bool:
@@ -127,7 +127,7 @@ def played_shares(args: Any, samples: Sequence[Sample]) -> dict[Any, float]:
 
 
 def trajectory_key(sample: Sample, position: int) -> Any:
-    """Returns the key of a sample's trajectory; a sample without one is its own trajectory."""
+    """Returns the key of a sample's trajectory; a sample without an execution number is a trajectory of its own."""
     execution = execution_of(sample)
     return execution if execution is not None else ("row", position)
 

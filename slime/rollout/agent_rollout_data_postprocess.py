@@ -1,11 +1,12 @@
 """On training ranks, between advantages and step: takes the weight off dummies, drops unknown log-probs, reports rows.
 
-slime divides the sum over trajectories by their number, including dummies, in the loss and in logs: with d dummies in
-n, all values are too small by the factor (n - d) / n. The term of each trajectory is a sum over its tokens divided by
-``rollout_mask_sums``. Multiplying these by (n - d) / n gives the exact mean over played trajectories for every term of
-the loss. With ``--calculate-per-token-loss`` the mean is over tokens, and a dummy counts as one token.
+In the loss and in logs, slime divides the sum over trajectories by their number, including dummies: with d dummies
+among n trajectories, all values are too small by the factor (n - d) / n. The term of each trajectory is a sum over its
+tokens divided by ``rollout_mask_sums``. Multiplying ``rollout_mask_sums`` by (n - d) / n gives the exact mean over
+played trajectories for every term of the loss. With ``--calculate-per-token-loss`` the mean is over tokens, and a dummy
+counts as one token.
 
-Log-probs of trajectories that consist of messages are NaN until here, because slime needs their shape.
+Log-probs of trajectories that consist of messages are NaN until here, because slime needs lists of the right shape.
 
 slime forwards only a Sample's ``index`` to the ranks. The index of our rows, the instance id, is therefore a string
 subclass that also identifies the row (``RowName``), for the report of slime's values to the buffer.
@@ -51,7 +52,7 @@ def played_trajectories(rollout_data: Mapping[str, Any]) -> list[set[int]]:
 
 
 def drop_unknown_log_probs(rollout_data: dict[str, Any], gather: Gather | None = None) -> bool:
-    """Removes ``rollout_log_probs`` on all ranks if any rank has a row without; returns True if it did.
+    """Removes ``rollout_log_probs`` on all ranks if any rank has a row without log-probs; returns True if it did.
 
     All ranks must have the same keys, because slime sums their logs by key.
     """
@@ -77,7 +78,7 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
 
 
 def is_reporting_rank() -> bool:
-    """Returns True if this rank reports its rows: one rank of those that share them, with their advantages."""
+    """Returns True if this rank reports its rows: of the ranks with the same rows, one that has their advantages."""
     from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 
     first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0

@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 
 
 def checked_data_source(args: Any) -> Any:
-    """Returns slime's data source. For ``--data-source-path``: slime makes it while its engines start.
+    """Returns slime's data source, after a check of slime's arguments; for ``--data-source-path``.
+
+    slime makes its data source while the engines start, so that wrong arguments fail before all models are loaded.
 
     Raises:
-        ConfigError: the rollout function would refuse these arguments, after all models are loaded.
+        ConfigError: the rollout function would refuse these arguments.
     """
     if reasons := refusals(args):
         raise ConfigError("; ".join(reasons), {"reasons": reasons})

@@ -162,7 +162,7 @@ def _locked_output(output: Path) -> Iterator[None]:
 
 @contextmanager
 def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[RolloutBufferClient]:
-    """Yields a client of the given buffer, or of one that runs for the time of the context."""
+    """Yields a client of the given buffer, or of a buffer that is started for the time of the context."""
     if settings.buffer_url is not None:
         yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
         return
@@ -214,7 +214,7 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 
 
 def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
-    """Takes and acknowledges the job's groups on a shared buffer: no other client polls them."""
+    """Takes and acknowledges the job's groups on a shared buffer, where nobody else would take them."""
     while True:
         data = client.get_rollout_data(
             job_id=job_id, max_groups=MAX_GROUPS_PER_POLL, lease_s=DEFAULT_LEASE_S, images="hash"
@@ -253,7 +253,7 @@ def _report(
 def _attempts(
     settings: EvaluationSettings, client: RolloutBufferClient, job_id: str
 ) -> tuple[list[AttemptRecord], int]:
-    """Returns the complete attempts, one for each slot, and the number of aborted ones."""
+    """Returns the complete attempts, one for each slot, and the number of aborted attempts."""
     found: dict[tuple[str, int], AttemptRecord] = {}
     aborted, cursor = 0, None
     while True:
@@ -333,7 +333,7 @@ def _with_app(task: TaskRecord, app: tuple[str, ...]) -> TaskRecord:
 
 
 def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
-    """Several apps of a task are separated by commas."""
+    """Returns the apps of a trajectory's task, which ``extra_info`` names separated by commas."""
     extra_info = trajectory.get("extra_info")
     app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
     return tuple(name for name in str(app).split(",") if name) if app else ()

@@ -20,8 +20,8 @@ TIMEOUT_S = 5.0
 async def weight_version_of(engine_url: str | None) -> int | None:
     """Returns the newest weight version of an engine, or of the engines behind a router.
 
-    Each request has ``TIMEOUT_S``; None if no engine reports a number. The rollout continues: replies of the engines
-    name their version as well.
+    Each request may take ``TIMEOUT_S``. Returns None if no engine reports a number, or after an error:
+    the rollout can continue, because replies of the engines name their version as well.
     """
     if not engine_url:
         return None

@@ -152,7 +152,7 @@ FAMILIES: Mapping[str, Callable[..., VisionFamily]] = {
     "Qwen2_5_VLProcessor": QwenVision,
     "Qwen3VLProcessor": QwenVision,
 }
-"""Factories by the class name of the model's processor. Each is called with the processor, ``concat`` and ``cast``."""
+"""Factories by the class name of a model's processor. Each is called with the processor, ``concat`` and ``cast``."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -289,7 +289,7 @@ class RowImages:
 
 
 def why_not_sent(generations: Sequence[Generation]) -> str:
-    """Returns a message if an image of a turn differs from the one that was sent to the engine; empty if none does."""
+    """Returns a message if an image of a turn differs from the image that the engine was sent; empty if none does."""
     for index, generation in enumerate(generations):
         sent = () if generation.prompt_receipt is None else generation.prompt_receipt.images
         if not sent or generation.images is None:
@@ -355,7 +355,7 @@ def _area(data: bytes) -> int:
 def image_hashes_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Returns the hashes of the images before the last reply of an append-only conversation, in order.
 
-    Images after the last reply are in no generation.
+    Images after the last reply are left out, because no generation has them in its prompt.
     """
     shown: list[str] = []
     by_last_reply = 0
