@@ -51,11 +51,11 @@ OWN_ROUTES = {
     "/get_rollout_data": ("POST",),
     "/health": ("GET", "HEAD"),
 }
-"""Routes answered without Flask, by method. Flask answers the others, also ``GET /jobs/ID/buffer/write``, where the
-path may be a job id that ends so."""
+"""Routes answered without Flask, by method. Flask answers all others, also ``GET /jobs/ID/buffer/write``, in
+which ``ID/buffer/write`` may be the id of a job."""
 DATA_THREADS = 4
 SMALL_BODY = 64 * 1024
-"""Limit of a body without a token."""
+"""Largest body, in bytes, of a request without a token."""
 BODIES_AT_ONCE = 4
 """Bodies of the largest size that a worker may hold at a time."""
 SWITCH_INTERVAL_S = 0.001
@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Exchange:
-    """A request with its whole or refused body, and its reply."""
+    """A request whose body was received or refused, and the sending of its reply."""
 
     scope: Any
     receive: Callable[[], Awaitable[Any]]
@@ -174,7 +174,7 @@ class Application:
         """Checks a request's head; returns the size limit of its body."""
         may_ask = check_request(self.context, environ_of(scope))
         if not may_ask:
-            return BodyCap(SMALL_BODY, _needs_token)
+            return BodyCap(SMALL_BODY, _error_without_token)
         limit, max_body_bytes = body_limit(scope["path"]), self.context.settings.max_body_bytes
         return BodyCap(limit.within(max_body_bytes), partial(limit.error, max_body_bytes))
 
@@ -218,11 +218,11 @@ class Application:
     async def _note_refusal(self, exchange: Exchange, answer: Answer) -> None:
         """Records refused writes in the job, at most every few seconds, since anonymous clients may cause them."""
         job_id = _written_job(exchange.scope)
-        told = wire.decode_error(answer.content) if isinstance(answer.content, bytes) else None
-        if job_id is None or answer.status >= 500 or told is None:
+        decoded = wire.decode_error(answer.content) if isinstance(answer.content, bytes) else None
+        if job_id is None or answer.status >= 500 or decoded is None:
             return
         if self.context.may_log("refused_write"):
-            refusal = Refusal(job_id, 1, answer.status, *told[:2])
+            refusal = Refusal(job_id, 1, answer.status, *decoded[:2])
             await _in(self._data_threads, partial(self.context.buffer.note_refusals, [refusal]))
 
     async def _send(self, exchange: Exchange, reply: Reply) -> None:
@@ -303,7 +303,7 @@ def create_application_from_environment() -> Application:
     return application
 
 
-def _needs_token() -> UnauthorizedError:
+def _error_without_token() -> UnauthorizedError:
     return UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
 
 

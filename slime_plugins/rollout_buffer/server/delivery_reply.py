@@ -28,8 +28,8 @@ def delivery_chunks(
 ) -> Iterator[Part]:
     """Yields the reply item by item; stored payloads are copied without parsing, and never held all at once.
 
-    ``scores`` are the rewards of another reward version. ``meta_info`` of the groups comes last: without dummies, the
-    short groups are known only after reading.
+    ``scores`` are the rewards of another reward version. ``meta_info`` comes last: for a poll that takes no dummies,
+    the short groups are known only after all members were read.
     """
     meta_info: MetaInfo = {**delivery.meta_info, "reward_version": reward_version}
     if acknowledged is not None:
@@ -45,8 +45,8 @@ def delivery_chunks(
         members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)
     if scores is not None:
         members = rescored(members, scores)
-    for light, body in members:
-        item: list[bytes | memoryview] = [separator, orjson.dumps(light)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
+    for entry, body in members:
+        item: list[bytes | memoryview] = [separator, orjson.dumps(entry)[:-1], b",", memoryview(body[0])[1:], *body[1:]]
         for piece in item:
             pieces.append(piece)
             size += len(piece)

@@ -1,5 +1,4 @@
-"""Provides what all routes share: the context of a process, authentication, request bodies, replies, and errors as
-replies.
+"""What all routes share: the context of a process, checks of requests, bodies, replies, and errors as replies.
 
 Files of routes import from here and never from each other.
 """
@@ -42,13 +41,13 @@ LOG_INTERVAL_S = 5.0
 """Minimum seconds between two log lines for one error code."""
 
 LARGE_BODY = 2 * 1024 * 1024
-"""A body beyond this is parsed in a separate thread."""
+"""A larger body is parsed in a thread of its own."""
 MAX_BYTES_READ_FOR_TEXTS = 64 * 1024 * 1024
-"""In a body beyond this, brackets in texts count as lists: to tell them apart may hold the GIL for 2 s."""
+"""In a larger body, brackets inside texts are counted as lists: to exclude them may hold the GIL for 2 s."""
 MAX_COMMAS = 10_000_000
-"""Commas of a body, more than which is elements of lists: each takes 80 bytes of memory once parsed."""
+"""Largest number of commas in a body: each may separate elements of a list, which take 80 bytes each once parsed."""
 MAX_OBJECTS = 2_000_000
-"""Lists and objects of a body: parsing holds the GIL, and each takes as long as 20 bytes of other JSON."""
+"""Largest number of lists and objects in a body: parsing each holds the GIL as long as 20 bytes of other JSON."""
 
 Part = Sequence[bytes | memoryview]
 """A part of a long reply, as pieces in order."""
@@ -117,7 +116,7 @@ def check_request(context: ServerContext, environ: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A JSON reply; a long one is an iterator of parts."""
+    """A JSON reply; the content of a long reply is an iterator of parts."""
 
     content: bytes | Iterator[Part]
     status: int = 200
@@ -221,14 +220,14 @@ def refuse_too_many_objects(content: bytes | bytearray, what: str) -> None:
     Raises:
         PayloadTooLargeError: it has more than ``MAX_OBJECTS`` lists and objects, or ``MAX_COMMAS`` commas.
     """
-    objects = _brackets(content)
+    objects = _count_brackets(content)
     if objects > MAX_OBJECTS and len(content) < MAX_BYTES_READ_FOR_TEXTS:
-        objects -= sum(_brackets(text[0]) for text in _TEXT.finditer(content))  # formulas are full of them
+        objects -= sum(_count_brackets(text[0]) for text in _TEXT.finditer(content))  # formulas are full of brackets
     if objects > MAX_OBJECTS:
         raise PayloadTooLargeError(f"{what} has more than {MAX_OBJECTS} lists and objects: send less at once")
     if content.count(b",") > MAX_COMMAS:
         raise PayloadTooLargeError(f"{what} has more than {MAX_COMMAS} commas: send less at once")
 
 
-def _brackets(content: bytes | bytearray) -> int:
+def _count_brackets(content: bytes | bytearray) -> int:
     return content.count(b"[") + content.count(b"{")

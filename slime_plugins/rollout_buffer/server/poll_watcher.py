@@ -1,7 +1,7 @@
-"""Wakes waiting polls: one query of the database for all of them after each commit.
+"""Wakes waiting polls after commits: one query tells for all of them whether the database has changed.
 
-A waiting poll is a future, not a thread. A single thread checks whether the database has changed, and only then whether
-a poll is affected: every 20 ms for a poll that has just come, less often the longer all polls have waited.
+A waiting poll is a future, not a thread. A single thread makes this query and, only after a change, checks each poll:
+every 20 ms while a poll is new, and less often the longer the newest poll has waited.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 MIN_INTERVAL_S = 0.02
 MAX_INTERVAL_S = 0.1
 INTERVAL_SHARE = 0.1
-"""The interval's share of the time that the newest poll has waited."""
+"""The interval is this share of the time that the newest poll has waited."""
 MAX_WAITING = 1024
-"""Limit of waiting polls in a worker; further ones are answered at once."""
+"""Largest number of waiting polls in a worker; further polls are answered at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class PollWatcher:
         self._waiting: set[_Waiting] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="waiting polls")
         self._task: asyncio.Task[None] | None = None
-        self._seen: int | None = None
+        self._seen_version: int | None = None
 
     def has_room(self) -> bool:
         """Returns True if one more poll may wait."""
@@ -54,7 +54,7 @@ class PollWatcher:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(check, loop.create_future(), loop.time())
         self._waiting.add(waiting)
-        self._seen = None  # so that earlier commits are checked, too
+        self._seen_version = None  # so that earlier commits are checked, too
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch())
         try:
@@ -71,7 +71,7 @@ class PollWatcher:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting:
-            for waiting, news in await loop.run_in_executor(self._thread, self._changed):
+            for waiting, news in await loop.run_in_executor(self._thread, self._polls_with_news):
                 _resolve(waiting, news)
             await asyncio.sleep(self._interval_s(loop.time()))
 
@@ -79,12 +79,12 @@ class PollWatcher:
         waited_s = min((now - waiting.since for waiting in self._waiting), default=0.0)
         return min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, INTERVAL_SHARE * waited_s))
 
-    def _changed(self) -> list[tuple[_Waiting, bool]]:
+    def _polls_with_news(self) -> list[tuple[_Waiting, bool]]:
         try:
             version = self._data_version()
-            if version == self._seen:
+            if version == self._seen_version:
                 return []
-            self._seen = version
+            self._seen_version = version
             results = [(waiting, waiting.check()) for waiting in list(self._waiting)]
         except RolloutBufferError as error:
             logger.warning("waiting polls are woken without a check: %s", error.message)

@@ -20,7 +20,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 BODY_LIMIT_S = 15.0
-"""Seconds by which a body may be later than at ``MIN_BYTES_PER_S``."""
+"""Seconds that a body may take, in addition to its transfer at ``MIN_BYTES_PER_S``."""
 MIN_BYTES_PER_S = 100_000
 SEND_LIMIT_S = 120.0
 """Time limit for a client to read what was sent."""
@@ -31,12 +31,12 @@ FREE_BYTES = 1024 * 1024
 
 
 class ClientGoneError(Exception):
-    """The client has disconnected."""
+    """The client has disconnected, or does not read the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyCap:
-    """The size limit of a body, and what makes the error for larger ones."""
+    """The size limit of a body, and the function that makes the error for a larger body."""
 
     max_bytes: int
     error: Callable[[], Exception]
@@ -56,7 +56,7 @@ class RequestLimits:
     ) -> None:
         """``check`` gets the head before the body is read; ``refuse`` answers an error.
 
-        At most ``max_requests`` run at a time, with bodies of ``max_held_bytes``.
+        At most ``max_requests`` run at a time; their large bodies may hold ``max_held_bytes`` together.
         """
         self._application, self._check, self._refuse = application, check, refuse
         self._max_requests, self._max_held_bytes = max_requests, max_held_bytes

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.server.http import ServerContext
 class SupervisorState:
     """The supervisor's state.
 
-    ``serving``: requests can be answered. ``reason``: a sentence on the problem; None if there is none.
+    ``serving`` is True if requests can be answered. ``reason`` is a sentence on a problem, None if there is no problem.
 
     A service that is read-only because of a full disk is serving: it answers polls and acknowledgements.
     """
@@ -27,7 +27,7 @@ class SupervisorState:
 
 
 def read_supervisor_state(context: ServerContext) -> SupervisorState:
-    """Returns the state from the heartbeat in shared memory, or else from that in the store."""
+    """Returns the state from the heartbeat in shared memory; if there is none, from the heartbeat in the store."""
     stored, problem = _stored(context)
     problem = problem or context.buffer.store.trouble()
     beat = None if context.supervisor is None else context.supervisor.last()

@@ -1,6 +1,6 @@
 """Kills a supervisor that hangs while it holds the write lock.
 
-Nothing else could: the supervisor is the one that kills hanging processes.
+Nothing else could kill it: it is the supervisor itself that kills hanging processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _watch(store: Store, watch: WriteLockWatch) -> None:
     while True:
         time.sleep(WATCH_INTERVAL_S)
         owner = store.write_lock_owner()
-        # Only if the owner is this worker's grandparent: worker, gunicorn, supervisor.
+        # The supervisor is this worker's grandparent; another process that owns the lock is not killed here.
         gunicorn = process_status(os.getppid())
         if owner is None or not watch.is_stuck(owner) or gunicorn is None or gunicorn.parent != owner.pid:
             reported = False

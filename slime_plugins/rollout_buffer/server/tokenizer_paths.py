@@ -1,5 +1,5 @@
-"""Checks a job's ``tokenizer_path``, which is loaded in processes of this host: only data roots, ``--allow-tokenizer``
-folders and names."""
+"""Checks a job's ``tokenizer_path``, which is loaded in processes of this host: jobs may name folders in data roots and
+the folders and hub names of ``--allow-tokenizer``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
     ``roots`` are the data roots. ``allowed`` has folders, and names of the model hub.
 
     Raises:
-        InvalidPayloadError: it is not inside these folders (folders outside are not examined), or it is an allowed name
-            that cannot be loaded within ``HUB_TIMEOUT_S``.
+        InvalidPayloadError: the path is not inside these folders (folders outside are not examined), or is an allowed
+            name that cannot be loaded within ``HUB_TIMEOUT_S``.
     """
     if named in allowed and not _is_path(named):
         _check_hub_name(named)
@@ -31,11 +31,11 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
             return
     except (OSError, RuntimeError):  # a cycle of symbolic links, or the home folder of an unknown user
         pass
-    places = ", ".join(map(str, (*roots, *folders)))
+    allowed_folders = ", ".join(map(str, (*roots, *folders)))
     what = "a folder" if _is_path(named) else "a folder, or an allowed name of the model hub,"
     raise InvalidPayloadError(
         f"tokenizer_path {named} is not {what} that jobs may use on the buffer host: put the trainer's tokenizer under "
-        f"{places}, or start serve with --allow-tokenizer {named}"
+        f"{allowed_folders}, or start serve with --allow-tokenizer {named}"
     )
 
 

@@ -15,7 +15,7 @@ Environ = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply in ASGI's terms; a long one is an iterator of parts."""
+    """A reply in ASGI's terms; the content of a long reply is an iterator of parts."""
 
     status: int
     headers: list[tuple[bytes, bytes]]

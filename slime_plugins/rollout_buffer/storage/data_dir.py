@@ -44,7 +44,8 @@ def prepare(data_dir: Path) -> None:
     """Creates the directory if it is missing, with permissions for its user only.
 
     Raises:
-        ConfigError: it is a file, on a network file system, shared by all users, or written before 0.1.0.
+        ConfigError: the path is a file, or the directory is on a network file system, shared by all users, or written
+            before 0.1.0.
     """
     _refuse_older_database(data_dir)
     try:
@@ -60,7 +61,7 @@ def prepare(data_dir: Path) -> None:
 
 
 def restrict_permissions(data_dir: Path) -> None:
-    """Removes other users' permissions, which a copy or a backup may have added; warns if they can list the folder."""
+    """Removes other users' permissions, which a copy may have added; warns if others can still list the folder."""
     for pattern in OUR_FILES:
         for path in data_dir.glob(pattern):
             mode = path.lstat().st_mode

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.storage.storage_errors import disk_is_full
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
 MIN_SHARE = 16
-"""The reserve is at most one part in this many of the disk."""
+"""The reserve takes at most 1 / ``MIN_SHARE`` of the disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class DiskReserve:
         self._data_dir = data_dir
         self._path = data_dir / FILE_NAME
         self._folder, self._name = str(data_dir), str(self._path)
-        found = os.statvfs(data_dir)
-        self._size = min(RESERVE_BYTES, found.f_blocks * found.f_frsize // MIN_SHARE)
+        disk = os.statvfs(data_dir)
+        self._size = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // MIN_SHARE)
         self._least_free = self._size // 4
         """Bytes; a disk with less free space counts as full."""
 
@@ -53,12 +53,12 @@ class DiskReserve:
 
     def is_used(self) -> bool:
         """Returns True if small writes use the reserved space; truncates the reserve if the disk has become full."""
-        kept = self._reserved_bytes()
-        if kept > 0 and self.free_bytes() < self._least_free:
+        reserved = self._reserved_bytes()
+        if reserved > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)
             logger.error("%s: polls and acknowledgements now use the reserved space", self.why_full())
             return True
-        return kept == 0
+        return reserved == 0
 
     def check(self) -> None:
         """Checks that there is space for large writes.
@@ -66,9 +66,9 @@ class DiskReserve:
         Raises:
             StorageFullError: there is space for small writes only.
         """
-        kept, free = self._reserved_bytes(), self.free_bytes()
-        if kept == 0 or free < self._least_free:
-            self.is_used()
+        reserved, free = self._reserved_bytes(), self.free_bytes()
+        if reserved == 0 or free < self._least_free:
+            self.is_used()  # truncates the reserve
             raise self.why_full()
 
     def why_full(self) -> StorageFullError:
@@ -77,8 +77,8 @@ class DiskReserve:
 
     def free_bytes(self) -> int:
         """Returns the bytes that an ordinary user may still write."""
-        found = os.statvfs(self._folder)
-        return found.f_bavail * found.f_frsize
+        disk = os.statvfs(self._folder)
+        return disk.f_bavail * disk.f_frsize
 
     def _reserved_bytes(self) -> int:
         """Returns the size of the file: 0 after it was truncated, -1 if no supervisor has allocated one."""

@@ -38,7 +38,7 @@ class GroupCommit(Generic[Work]):
         self._process = process
         self._lock = threading.Lock()
         self._waiting: list[Ticket[Work]] = []
-        self._led = False
+        self._has_leader = False
 
     def run(self, work: Work) -> Any:
         """Returns the result of the work after its batch was processed.
@@ -49,7 +49,7 @@ class GroupCommit(Generic[Work]):
         ticket = Ticket(work)
         with self._lock:
             self._waiting.append(ticket)
-            leads, self._led = not self._led, True
+            leads, self._has_leader = not self._has_leader, True
         if not leads:
             ticket.sleep.acquire()
         if not ticket.done:
@@ -72,7 +72,7 @@ class GroupCommit(Generic[Work]):
     def _hand_over(self, batch: Sequence[Ticket[Work]]) -> None:
         with self._lock:
             successor = self._waiting[0] if self._waiting else None
-            self._led = successor is not None
+            self._has_leader = successor is not None
         for ticket in batch:
             ticket.done = True
             ticket.sleep.release()

@@ -117,7 +117,7 @@ class PackReader:
                 self._buffers.append(memory)
 
     def _fill(self, buffer: memoryview, span: _Span) -> int:
-        """Reads a span and returns the bytes read: the newest pack may end in the middle of it."""
+        """Reads a span and returns the number of bytes read: the newest pack may end in the middle of the span."""
         try:
             file = self._file(span.pack)
             got = 0
@@ -189,7 +189,7 @@ class _OpenPack:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
     def is_still(self, path: Path) -> bool:
-        """Returns True if the path still names this file, or none: retention may have removed and replaced it."""
+        """Returns False if the path names another file; True if it names this file or, after retention, no file."""
         try:
             return path.stat().st_ino == self._inode
         except FileNotFoundError:

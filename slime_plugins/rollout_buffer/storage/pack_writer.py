@@ -1,10 +1,10 @@
 """Pack files: the bytes of payloads and screenshots, appended and fsynced before the caller continues.
 
 A record is a header (magic, length, crc32, owner) and its data; a ``BlobRef`` (pack, offset, length, owner) refers to
-it. The owner is a digest that identifies the record: of a screenshot's hash, or of a trajectory's uid and the data's
-checksum. A record with another owner is treated as damaged. Each process appends to its own pack and holds a lock on
-it; a full pack is sealed (read-only). Pack numbers are never reused. Concurrent appends share one fsync.
-``state/recovery.py`` truncates records that no row refers to.
+it. The owner identifies the record: it is the start of a screenshot's hash, or a digest of a trajectory's uid and the
+data's checksum. A record with another owner than its ref is treated as damaged. Each process appends to its own pack
+and holds a lock on it; a full pack is sealed (read-only). Pack numbers are never reused. Concurrent appends share one
+fsync. ``state/recovery.py`` truncates records that no row refers to.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Blob(NamedTuple):
 def disk_memory(size: int) -> mmap.mmap:
     """Returns an aligned buffer for direct I/O.
 
-    With huge pages where available: mapping each 4 KB page for the transfer can take longer than the transfer. Excluded
-    from forks: before kernel 5.12 the child's copy could receive the data.
+    It uses huge pages where available: mapping each 4 KB page for the transfer can take longer than the transfer. A
+    fork does not copy it: before kernel 5.12 the child's copy could receive the data.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
@@ -167,7 +167,7 @@ def highest_number(folder: Path) -> int:
 
 
 def _numbered(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yields the entries with the name of a pack, and its number; longer numbers do not fit into a database column."""
+    """Yields each entry named as a pack, with its number; skips numbers that do not fit into a database column."""
     for path in folder.glob("*.pack"):
         if path.stem.isascii() and path.stem.isdigit() and len(path.stem) <= MAX_DIGITS:
             yield path, int(path.stem)
@@ -285,7 +285,7 @@ class PackWriter:
         self._seal(descriptor)
 
     def _seal(self, descriptor: int) -> None:
-        """Seals the pack: no process appends to it or truncates it, as rows that refer to it may not be committed."""
+        """Seals the pack: nothing appends to it, or truncates it while rows that refer to it wait for their commit."""
         with contextlib.suppress(OSError):
             os.fchmod(descriptor, SEALED_MODE)
         self.close()

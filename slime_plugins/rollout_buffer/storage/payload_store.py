@@ -34,9 +34,10 @@ ALONGSIDE_BODY_BYTES = 2 * 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingPayload:
-    """A payload to store: ``needs`` are hashes of its screenshots and token records, ``came`` those in the request.
+    """A payload to store. ``needs`` are the hashes of its screenshots and token records.
 
-    ``name`` identifies it in errors, ``uid`` its trajectory.
+    ``came`` has the bytes of those that were in the request. ``name`` identifies the payload in errors, ``uid`` its
+    trajectory.
     """
 
     body: bytes
@@ -47,7 +48,7 @@ class PendingPayload:
 
     @property
     def needs_pack(self) -> bool:
-        """True if storing it may write to a pack."""
+        """True if storing the payload may write to a pack."""
         return bool(self.needs) or len(self.body) > INLINE_BODY_BYTES
 
 

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.storage.tables import (
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 PURGED_AT_ONCE = 1000
-"""Payloads of one transaction: other writers wait meanwhile."""
+"""At most this many payloads are purged in one transaction: other writers wait meanwhile."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:
-    """Returns the numbers of purged payloads and screenshots, and whether more than ``limit`` payloads are old."""
+    """Returns the numbers of purged payloads and screenshots, and whether further payloads may have to be purged."""
     before = clock_rows.time_before(connection, now, retain_s)
     turn_rows.purge_turns(connection, before)
     turn_rows.purge_rollouts(connection, before)

@@ -19,7 +19,7 @@ FULL_BYTES = 64 * 1024
 """An error of SQLite on a file system with less free space than this is reported as a full disk."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BROKEN = frozenset({errno.EIO, errno.EUCLEAN, errno.ENXIO, errno.ENODEV})
-_LACKING = {
+_NO_RESOURCES = {
     errno.EMFILE: "the process may open no more files: raise its limit (ulimit -n)",
     errno.ENFILE: "the machine may open no more files: raise fs.file-max",
     errno.ENOMEM: "the machine is out of memory",
@@ -78,8 +78,8 @@ def _of_the_disk(error: OSError, data_dir: Path) -> RolloutBufferError | None:
         return _read_only(data_dir)
     if error.errno in _BROKEN:
         return _broken(data_dir, error)
-    if error.errno in _LACKING:
-        return UnavailableError(f"the store cannot be used now: {_LACKING[error.errno]}")
+    if error.errno in _NO_RESOURCES:
+        return UnavailableError(f"the store cannot be used now: {_NO_RESOURCES[error.errno]}")
     return None
 
 
@@ -106,12 +106,12 @@ def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
 def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
     """Returns the error for a failed access. SQLite has one code for several causes, so the file system is examined."""
     try:
-        found = os.statvfs(data_dir)
+        file_system = os.statvfs(data_dir)
     except OSError as gone:
         return UnavailableError(f"the data directory {data_dir} cannot be reached: {gone.strerror}")
-    if found.f_flag & os.ST_RDONLY:
+    if file_system.f_flag & os.ST_RDONLY:
         return _read_only(data_dir)
-    if found.f_bavail * found.f_frsize < FULL_BYTES:
+    if file_system.f_bavail * file_system.f_frsize < FULL_BYTES:
         return disk_is_full(data_dir, error)
     return _broken(data_dir, error)
 

@@ -68,10 +68,10 @@ class Store:
         self.packs_dir = self.data_dir / "packs"
         self._max_bytes = max_bytes
         self._used_bytes = (0.0, 0)
-        self._tried_at = 0.0
+        self._disk_tried_at = 0.0
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
-        self._writing: sqlite3.Connection | None = None
+        self._write_connection: sqlite3.Connection | None = None
         self._on_reserve = False
         self._lock = threading.Lock()
         self._commits: GroupCommit[Work] = GroupCommit(self._commit_batch)
@@ -106,12 +106,12 @@ class Store:
             UnavailableError: the write lock could not be acquired in time, or the disk does not work.
         """
         with self._errors, self._write_lock.hold():
-            connection = self._writing = self._writing or self._connect()
-            self._spare_room(connection)
+            connection = self._write_connection = self._write_connection or self._connect()
+            self._set_checkpoint_interval(connection)
             with _transaction(connection):
                 yield connection
 
-    def _spare_room(self, connection: sqlite3.Connection) -> None:
+    def _set_checkpoint_interval(self, connection: sqlite3.Connection) -> None:
         if (on_reserve := self._reserve.is_used()) != self._on_reserve:
             self._on_reserve = on_reserve
             pages = CHECKPOINT_PAGES_ON_RESERVE if on_reserve else CHECKPOINT_PAGES
@@ -129,7 +129,7 @@ class Store:
         return result
 
     def commit_each(self, works: Sequence[Callable[[sqlite3.Connection], Result]]) -> list[Result | Exception]:
-        """Runs works in one transaction, each in a savepoint; returns the result or exception of each.
+        """Runs each work in a savepoint of one transaction; returns the result or exception of each.
 
         An error of the database is returned for all of them.
         """
@@ -221,8 +221,8 @@ class Store:
 
     def used_bytes(self) -> int:
         """Returns the size of database and packs without free pages of the database; cached for a second."""
-        looked_up, used = self._used_bytes
-        if time.monotonic() - looked_up > 1.0:
+        measured_at, used = self._used_bytes
+        if time.monotonic() - measured_at > 1.0:
             files = [*self.data_dir.glob("buffer.sqlite3*"), *self.packs_dir.glob("*.pack")]
             used = -self._empty_bytes()
             for path in files:
@@ -306,7 +306,7 @@ class Store:
         for connection in connections:
             connection.close()
         self._local = threading.local()
-        self._writing = None
+        self._write_connection = None
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -332,10 +332,10 @@ class Store:
 
     def _try_the_disk(self) -> None:
         """Makes a minimal write, which a read-only file system refuses; at most once a second."""
-        if time.monotonic() - self._tried_at > 1.0:
+        if time.monotonic() - self._disk_tried_at > 1.0:
             with self._errors:
                 os.utime(self.data_dir)
-            self._tried_at = time.monotonic()
+            self._disk_tried_at = time.monotonic()
 
     def _create_or_migrate(self, *, owned: bool) -> None:
         is_there, version = (self.data_dir / DATABASE).exists(), 0
@@ -364,7 +364,7 @@ class Store:
 
 
 def whole_row(body: bytes) -> bytes:
-    """Returns a payload from a row. It has no checksum, so that its form is checked.
+    """Returns a payload from a row after a check of its form: a payload in a row has no checksum.
 
     Raises:
         DamagedError: it is not a JSON object in UTF-8.

@@ -25,7 +25,7 @@ LOCK_TIMEOUT_S = 8.0
 """Time that a writer waits for the lock. Transactions are much shorter."""
 MIN_LOCK_PAUSE_S = 0.0005
 MAX_LOCK_PAUSE_S = 0.002
-"""Pause between two attempts; it doubles each time."""
+"""Pause between two attempts to take the lock; it doubles each time up to ``MAX_LOCK_PAUSE_S``."""
 _RECORD_BYTES = 64
 _WAITS_FOR_DISK = "D"
 _STATES = {"T": "stopped", "t": "stopped by a debugger", _WAITS_FOR_DISK: "waiting for the disk"}
@@ -110,20 +110,20 @@ class WriteLock:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
         if not self._held_last:
-            self._mark(b"0")  # it may be its own; others that wait set it again
+            self._mark(b"0")  # this process may have set it; others that wait set it again
         self._held_last = True
-        self._note(f"{self._me} {time.monotonic():.3f}")
+        self._record_holder(f"{self._me} {time.monotonic():.3f}")
 
     def _release(self) -> None:
-        self._note("")
+        self._record_holder("")
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _note(self, holder: str) -> None:
+    def _record_holder(self, holder: str) -> None:
         with contextlib.suppress(OSError):  # on a full disk the holder is not recorded
             os.pwrite(self._file, holder.ljust(_RECORD_BYTES).encode("ascii"), 0)
 
     def _mark(self, waits: bytes) -> None:
-        """Writes whether another process waits."""
+        """Writes whether a process waits for the lock."""
         with contextlib.suppress(OSError):
             os.pwrite(self._file, waits, _RECORD_BYTES)
 

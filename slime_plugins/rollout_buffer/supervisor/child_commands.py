@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings, build_set
 
 
 def server_command(settings: ServeSettings, sockets: Sequence[int]) -> list[str]:
-    """Returns gunicorn's command line, with the descriptors to serve on; its settings are in the environment."""
+    """Returns gunicorn's command line, with the descriptors to serve on; the environment has its settings."""
     return [
         sys.executable, "-m", "gunicorn",
         "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
@@ -105,9 +105,10 @@ def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
 
 
 def local_ray_token(settings: ServeSettings) -> dict[str, str]:
-    """Returns the environment with a token for the local Ray, which listens on every interface.
+    """Returns the variables that name the file with the local Ray's token; creates the file if it is missing.
 
-    An external cluster (``--ray-address``) has its own token in the supervisor's environment.
+    The local Ray needs a token because it listens on every interface. An external cluster (``--ray-address``) has its
+    own token in the supervisor's environment.
 
     Raises:
         OSError: the token cannot be written.

@@ -66,7 +66,7 @@ class ProcessIdentity:
         return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=boot_id())
 
     def members(self) -> list[int]:
-        """Returns the live processes of its session, also after its own exit; none if the id was reused."""
+        """Returns the live processes of its session, also after its own exit; none if its process id was reused."""
         leader = process_status(self.pid)
         if self.boot != boot_id() or self.started < 0 or (leader is not None and leader.started != self.started):
             return []
@@ -224,7 +224,8 @@ def stop_all(processes: Sequence[ChildProcess], timeout_s: float) -> None:
 def kill_forks_with_parent() -> None:
     """Makes the kernel kill every later fork of this process when the forking thread ends.
 
-    For third-party generators that fork workers, such as slime's own. SIGTERM would run an inherited handler.
+    It is for third-party generators that fork workers, such as slime's own. The signal is SIGKILL, because SIGTERM
+    would run an inherited handler.
     """
     libc = ctypes.CDLL(None)
     os.register_at_fork(after_in_child=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL))

@@ -1,6 +1,7 @@
 """The processes of the gateway, which share its listening sockets.
 
-The parent holds the sockets too: a connection that waits while a process is killed is served by another or the next.
+The parent holds the sockets too: a connection that waits while a process is killed is served by another process or by
+its successor.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class GatewayProcesses:
             child.reconcile()
 
     def close(self) -> None:
-        """Stops listening, after the processes have ended."""
+        """Closes the sockets and releases the lock; to be called after the processes have ended."""
         for one in self.sockets:
             one.close()
         self._lock.close()

@@ -1,8 +1,8 @@
 """Lists the generators in a short-lived process, so that a broken file neither stops nor blocks the supervisor.
 
-When a file in ``folders`` has changed, the list is made again; until then the previous list holds. A file that hangs or
-kills the process that loads it is reported as broken and skipped, like one with a syntax error. No method waits;
-``reconcile`` makes the next step.
+When a generator file has changed, the list is made again; the previous list holds until the new list is complete. A
+file that hangs, or that ends the process that loads it, is reported as broken like a file with a syntax error, and is
+skipped until it changes. ``reconcile`` makes the next step and waits for nothing.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ class GeneratorDiscovery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.catalog: dict[str, Any] | None = None
-        """``task_types``, ``broken_generators`` and the ``files`` they were read from; None before the first list."""
+        """The newest list (``task_types``, ``broken_generators``, ``files`` with times); None before the first."""
         self.skipped: dict[str, str] = {}
-        """Files that are not loaded until they change, with the reason."""
+        """Why a file is skipped, by path. A skipped file is not loaded until it changes."""
         self._files = generator_files(folders)
         self._skipped_as: dict[str, str | None] = {}
+        """The time that each skipped file had when it was skipped."""
         self._folders = folders
         self._file_timeout_s = file_timeout_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        """The listing in progress. ``_start`` opens ``_progress``, ``_answer`` and ``_error_output`` for it."""
         self._said_slow: str | None = None
 
     def reconcile(self) -> None:
@@ -74,7 +76,7 @@ class GeneratorDiscovery:
         self._files = generator_files(self._folders)
 
     def activity(self) -> str | None:
-        """Returns a sentence on the listing in progress; None if there is none."""
+        """Returns a sentence on the first listing; None once there is a list."""
         if self.catalog is not None:
             return None
         file, loading_s = self._loading()

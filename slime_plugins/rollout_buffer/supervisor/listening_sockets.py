@@ -1,7 +1,7 @@
 """The sockets that ``serve`` and ``gateway`` listen on: their own, or those of the process that started them.
 
-The latter is systemd's socket activation (sd_listen_fds(3)). Such sockets outlive the process: while it is started
-again, connections wait instead of being refused.
+Sockets are handed over as in systemd's socket activation (sd_listen_fds(3)). They outlive the process: while it is
+started again, connections wait instead of being refused.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def listening_sockets(addresses: Sequence[tuple[str, int]], *, timeout_s: float)
 
 
 def _inherited_sockets() -> list[socket.socket]:
-    """Takes the sockets out of the environment, so that no child takes them for its own."""
+    """Returns the sockets named in the environment; removes their variables, which a child would take for its own."""
     count, pid, _ = (os.environ.pop(name, "") for name in ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"))
     if count and pid != str(os.getpid()):
         logger.warning(
@@ -79,8 +79,8 @@ def _by_address(inherited: Sequence[socket.socket], addresses: Sequence[tuple[st
 
 
 def _listens_at(one: socket.socket, host: str, port: int) -> bool:
-    here = [address[:2] for family, address in socket_addresses(host, port) if family == one.family]
-    return one.getsockname()[:2] in here and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    expected = [address[:2] for family, address in socket_addresses(host, port) if family == one.family]
+    return one.getsockname()[:2] in expected and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _listen(host: str, port: int, deadline: float) -> list[socket.socket]:

@@ -3,9 +3,9 @@
     python -m slime_plugins.rollout_buffer.supervisor.local_ray --num-cpus 2 --address-file FILE
 
 Starts a Ray head without dashboard, writes its address to the file (or to the supervisor's descriptor) once it
-can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then everything it started ends with it, device
-workers included, and nothing else: it adopts its descendants, so it knows them all. Ray itself is started through its
-own command, not imported here.
+can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then it ends everything that it started, device
+workers included, and nothing else: the kernel makes orphaned descendants its children, so it knows them all. Ray itself
+is started through its own command, not imported here.
 
 Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
 ``RAY_AUTH_TOKEN_PATH`` names a file with one, and each user of the cluster has the same in its environment, together
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
-_STARTS = 3
-"""Attempts: Ray gives up when its own parts take more than 30 s to find each other, as on a busy host."""
+_START_ATTEMPTS = 3
+"""Attempts to start Ray, which gives up if its parts take more than 30 s to find each other, as on a busy host."""
 _GRACE_S = 3.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
@@ -94,7 +94,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(num_cpus: int, temp_dir: Path, on_address: Callable[[str], None]) -> int:
-    for attempt in range(_STARTS):
+    for attempt in range(_START_ATTEMPTS):
         address, folder = f"127.0.0.1:{free_port()}", temp_dir / str(attempt)
         folder.mkdir()
         head = _start_head(num_cpus, folder, address)
@@ -152,7 +152,7 @@ def _report_address(options: argparse.Namespace, address: str) -> None:
         return
     part = options.address_file.with_name(options.address_file.name + ".part")
     part.write_text(address, encoding="utf-8")
-    part.replace(options.address_file)  # whole, for whoever waits for the file
+    part.replace(options.address_file)  # so that nobody reads a part of the address
 
 
 # ---- dying together --------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Calls tasks at intervals; a task that the store or the disk prevents is retried later, and logged once."""
+"""Calls tasks at intervals. A task that the store or the disk prevents is called again later; the reason is logged
+once."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class PeriodicTasks:
         try:
             task()
         except POSTPONED as error:
-            self._note(task, error.message if isinstance(error, RolloutBufferError) else str(error))
+            self._postpone(task, error.message if isinstance(error, RolloutBufferError) else str(error))
         else:
             if self._postponed.pop(task, None) is not None:
                 logger.info("%s: done again", _name(task))
@@ -55,7 +56,7 @@ class PeriodicTasks:
             self._current = None
 
     def problem(self) -> str | None:
-        """Returns a sentence on a task that is postponed or hangs; None if all go well."""
+        """Returns a sentence on a task that is postponed or hangs; None if no task is."""
         current = self._current
         if current is not None and (stuck_s := self._clock() - current[1]) > STUCK_AFTER_S:
             return f"{_name(current[0])} has been running for {stuck_s:.0f} s"
@@ -63,7 +64,7 @@ class PeriodicTasks:
             return f"{_name(task)} is postponed: {reason}"
         return None
 
-    def _note(self, task: Task, reason: str) -> None:
+    def _postpone(self, task: Task, reason: str) -> None:
         if self._postponed.get(task) != reason:
             logger.error("%s is postponed: %s", _name(task), reason)
         self._postponed[task] = reason

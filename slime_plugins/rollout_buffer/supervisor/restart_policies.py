@@ -17,8 +17,9 @@ MAX_CRASHES = 8
 class RestartPolicy:
     """When a crashed child is restarted.
 
-    ``max_crashes`` None is no limit. A child that was ready for ``steady_after_s`` resets the count; its start, and the
-    time after its last heartbeat, do not count. A child that is not ready within ``start_timeout_s``, or sends no
+    The pause before a restart grows from ``first_s`` to ``longest_s``. After ``max_crashes`` in a row the child is
+    given up; None is no limit. The count begins again if the child was ready for ``steady_after_s``, measured from its
+    readiness to its last heartbeat. A child that is not ready within ``start_timeout_s``, or sends no
     heartbeat for ``heartbeat_timeout_s``, counts as crashed.
     """
 

@@ -37,7 +37,7 @@ class ChildSpec:
     """How a child is started and checked; none of the functions may block.
 
     ``start`` may raise OSError: it is retried without a limit. ``progressed`` returns True if the child did work since
-    its start: then its crash does not count as one in a row.
+    its start: then its crash is counted as the first in a row.
     """
 
     name: str
@@ -150,10 +150,10 @@ class SupervisedChild:
     def _begin_kill(self, why: str, *, crashed: bool) -> None:
         """Starts killing its whole session, whose processes may hold its port or devices."""
         assert self.process is not None
-        words = self.process.log_tail()
+        log_end = self.process.log_tail()
         if crashed:
-            self.cause = f"{why}; the end of its log: {words}" if words else why
-            logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, words)
+            self.cause = f"{why}; the end of its log: {log_end}" if log_end else why
+            logger.error("%s: %s (%d crashes in a row before):\n%s", self.spec.name, why, self.crashes, log_end)
         self._crashed, self._was_steady = crashed, self._is_steady()
         self.state = ChildState.KILLED
         self._reap()

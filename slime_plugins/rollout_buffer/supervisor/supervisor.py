@@ -90,7 +90,7 @@ class Supervisor:
     _heartbeat: Heartbeat = field(init=False, default_factory=Heartbeat)
     _discovery: GeneratorDiscovery = field(init=False)
     _sockets: Sequence[socket.socket] = field(init=False, default=())
-    """The server's, which it is started with each time: connections wait while there is none."""
+    """The server's listening sockets. Each server process inherits them: connections wait while none runs."""
     _server: SupervisedChild = field(init=False)
     _server_ready: Heartbeat = field(init=False, default_factory=Heartbeat)
     _gateway: GatewayProcesses | None = field(init=False, default=None)
@@ -103,7 +103,7 @@ class Supervisor:
     """Jobs that need a runner, from the last successful read."""
     _runners: dict[int, _Runner] = field(init=False, default_factory=dict)
     _to_fail: dict[int, str] = field(init=False, default_factory=dict)
-    """Jobs for the writing thread to fail, with the cause."""
+    """Jobs that the writing thread has to fail, with the cause."""
     _tasks: PeriodicTasks = field(init=False)
     _writing: PeriodicThread = field(init=False)
     _write_lock_watch: WriteLockWatch = field(init=False)
@@ -310,7 +310,7 @@ class Supervisor:
         if not accepts or not self._server.ready:
             return
         self._announced = True
-        self._beat()  # the last one may say that generators are being listed, and servers refuse jobs until the next
+        self._beat()  # servers refuse jobs as long as the last heartbeat says that generators are being listed
         self.on_ready(self.settings.base_url)
 
     # --- tasks of the thread that writes ----------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class Supervisor:
 
     def _start_server(self, heartbeat: Heartbeat | None) -> ChildProcess:
         self._server_ready.clear()
-        hears, ready = self._heartbeat.descriptor, self._server_ready.descriptor
+        alive, ready = self._heartbeat.descriptor, self._server_ready.descriptor
         sockets = [one.fileno() for one in self._sockets]
         return ChildProcess(
             SERVER_NAME,
@@ -398,10 +398,10 @@ class Supervisor:
             log_file=self._log_file(SERVER_NAME),
             environment={
                 SETTINGS_VARIABLE: self.settings.model_dump_json(),
-                HEARTBEAT_VARIABLE: str(hears),
+                HEARTBEAT_VARIABLE: str(alive),
                 READY_VARIABLE: str(ready),
             },
-            descriptors=(hears, ready, *sockets),
+            descriptors=(alive, ready, *sockets),
             stop_signal=signal.SIGINT,  # gunicorn would wait for idle connections until its graceful timeout is over
         )
 
@@ -442,7 +442,7 @@ class Supervisor:
         )
 
     def _has_progressed(self, job_key: int) -> bool:
-        """Returns True if a runner's crash is not the job's fault: it stored a trajectory, or the disk prevents
+        """Returns True if a crash does not count against the job: its runner stored a trajectory, or the disk prevents
         writes."""
         if self._writing.tasks.problem() is not None:
             return True
@@ -479,8 +479,8 @@ class Supervisor:
     def _stop_all(self) -> None:
         """Stops server, gateway and runners together, and then Ray, whose devices the runners use.
 
-        Within a minute, the time that ``deploy/rollout-buffer.service`` allows. Waiting polls notice that the
-        supervisor is gone and are answered: the server need not wait for them.
+        It takes less than a minute, the time that ``deploy/rollout-buffer.service`` allows. Waiting polls notice that
+        the supervisor is gone and are answered: the server need not wait for them.
         """
         self._discovery.stop()
         idle = self._writing.stop(WRITE_TIMEOUT_S)

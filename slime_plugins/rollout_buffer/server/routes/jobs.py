@@ -86,7 +86,7 @@ def start_rollout() -> Response:
 
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
-    """Returns the catalog's entry of a task type; refuses it if no supervisor is alive or none knows it."""
+    """Returns the catalog's entry of a task type; refuses one that no generator has, and all without a supervisor."""
     seen = _when_listed(task_type)
     if seen.alive and not seen.serving:
         raise UnavailableError(f"no job can be started yet: {seen.reason}. Try again in a moment")
@@ -166,8 +166,8 @@ def _check_options(payload: StartPayload, task: Mapping[str, Any]) -> None:
 
 
 def _usable_tokenizer(payload: StartPayload) -> tuple[str | None, list[str]]:
-    """Returns the job's tokenizer, and a note if that of an external job cannot be used, which such a job does not
-    need."""
+    """Returns the path of the job's tokenizer, and notes: an external job with a tokenizer that cannot be used gets a
+    note instead of an error, because it needs none."""
     path, settings = payload.tokenizer_path, the_context().settings
     if path is None:
         return None, []

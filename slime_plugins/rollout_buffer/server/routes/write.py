@@ -54,10 +54,10 @@ class WriteBody:
 def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[Answer]:
     """Stores several requests with one fsync; a request that cannot be stored fails alone."""
     writes = [body.read or read_write(body) for body in bodies]
-    kept = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
+    stored = iter(context.buffer.write_together([write for write in writes if isinstance(write, Write)]))
     answers, refusals = [], []
     for write in writes:
-        result = next(kept) if isinstance(write, Write) else write.error
+        result = next(stored) if isinstance(write, Write) else write.error
         answers.append(_answer(context, result))
         if isinstance(result, RequestError):
             items = len(write.items) if isinstance(write, Write) else 1

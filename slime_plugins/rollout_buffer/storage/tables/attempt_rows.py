@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.types import AttemptState
 
 MAX_TRANSCRIPTS = 100
-"""Stored transcripts of a job, the newest: a job whose attempts all fail must not fill the disk."""
+"""Number of a job's newest transcripts that are kept: a job whose attempts all fail must not fill the disk."""
 _IS_OPEN_SESSION = "attempts.state = 'running' AND idle_timeout_s IS NOT NULL"
 """Selects open sessions of the gateway in SQL."""
 PLACE = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
@@ -22,7 +22,7 @@ PLACE = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
 def insert_attempt(
     connection: Connection, group_key: int, slot: int, fence: int, now: float, *, idle_timeout_s: float | None = None
 ) -> int:
-    """Adds the next attempt at a slot and returns its number, from 1; that of a gateway session has an idle timeout."""
+    """Adds the next attempt at a slot and returns its number, from 1. Only gateway sessions have an idle timeout."""
     query = "SELECT coalesce(max(attempt), 0) + 1 FROM attempts WHERE group_key = ? AND slot = ?"
     attempt = int(connection.execute(query, (group_key, slot)).fetchone()[0])
     connection.execute(
@@ -34,7 +34,7 @@ def insert_attempt(
 
 
 def running_since(connection: Connection, group_key: int, slot: int, attempt: int) -> float | None:
-    """Returns when a running attempt began; None if it does not run."""
+    """Returns the start time of an attempt; None if the attempt is not running."""
     query = "SELECT started_at FROM attempts WHERE group_key = ? AND slot = ? AND attempt = ? AND state = 'running'"
     row = connection.execute(query, (group_key, slot, attempt)).fetchone()
     return None if row is None else float(row[0])
@@ -90,7 +90,7 @@ def give_up_running_attempts(connection: Connection, job_key: int, now: float) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotUse:
-    """State of a slot: filled, running, and the number of failed attempts."""
+    """Whether a slot has a trajectory, whether an attempt at it is running, and how many attempts failed."""
 
     filled: bool = False
     running: bool = False
@@ -114,7 +114,7 @@ def slot_uses(connection: Connection, group_key: int) -> dict[int, SlotUse]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """An attempt; ``reward`` is that of its trajectory, None without one."""
+    """An attempt. ``reward`` is the reward of its trajectory, None if it has no trajectory."""
 
     state: AttemptState
     started_at: float
@@ -171,13 +171,13 @@ def count_open_sessions(connection: Connection) -> int:
 
 
 def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: float) -> None:
-    """Sets when sessions were used."""
+    """Sets the time of last use of sessions."""
     query = f"UPDATE attempts SET used_at = :now WHERE {PLACE}"
     connection.executemany(query, [{**place, "now": now} for place in places])
 
 
 def touch_all(connection: Connection, now: float) -> None:
-    """Sets when all open sessions were used."""
+    """Sets the time of last use of all open sessions."""
     connection.execute(f"UPDATE attempts SET used_at = ? WHERE {_IS_OPEN_SESSION}", (now,))
 
 
@@ -208,19 +208,19 @@ def max_failures_of_a_slot(connection: Connection, job_key: int) -> int:
 
 
 def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[AttemptState, str], int]:
-    """Counts the attempts of a job by (state, error code); the code is empty without an error."""
+    """Counts the attempts of a job by (state, error code); the code of an attempt without an error is empty."""
     query = "SELECT state, error_code, attempts FROM attempt_counts WHERE job_key = ? AND attempts > 0"
     return {(AttemptState(row[0]), row[1]): row[2] for row in connection.execute(query, (job_key,))}
 
 
 def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
-    """Counts attempts that failed since a job's last start, with the most frequent error; None if none failed."""
-    of_start = (
+    """Counts attempts that failed in the trainer's present run, with the most frequent error; None if none failed."""
+    in_run = (
         "JOIN groups ON groups.key = group_key JOIN jobs ON jobs.key = job_key "
         "WHERE job_key = ? AND ended_at >= coalesce(run_began_at, 0) AND attempts.state ="
     )
     errors = connection.execute(
-        f"SELECT error_code, error_message, count(*) FROM attempts INDEXED BY attempts_failed {of_start} 'failed' "
+        f"SELECT error_code, error_message, count(*) FROM attempts INDEXED BY attempts_failed {in_run} 'failed' "
         "GROUP BY error_code, error_message ORDER BY count(*) DESC, max(ended_at) DESC",
         (job_key,),
     ).fetchall()
@@ -231,7 +231,7 @@ def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | No
         by_code[code] += count
     ((code, of_code),) = by_code.most_common(1)
     failed = by_code.total()
-    finished = connection.execute(f"SELECT count(*) FROM attempts {of_start} 'finished'", (job_key,)).fetchone()[0]
+    finished = connection.execute(f"SELECT count(*) FROM attempts {in_run} 'finished'", (job_key,)).fetchone()[0]
     message = next(str(row[1] or "") for row in errors if row[0] == code)
     return FailedAttempts(failed=failed, ended=failed + finished, code=code, of_code=of_code, message=message[:500])
 

@@ -1,4 +1,4 @@
-"""Moves stored times by a jump of the wall clock; rows of ``clock_jumps``, the last jumps."""
+"""Moves stored times by a jump of the wall clock, and records the newest jumps as rows of ``clock_jumps``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,12 @@ def move_times(connection: Connection, jump_s: float, now: float) -> None:
 
 
 def time_before(connection: Connection, now: float, age_s: float) -> float:
-    """Returns when rows of an age were written: those from before the clock was set forward seem older by as much."""
+    """Returns the stored time before which rows are older than ``age_s``.
+
+    A row written before the clock was set forward looks older than it is; the returned time allows for these jumps.
+    """
     query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
     jumped_s = 0.0
     while (found_s := connection.execute(query, (now - age_s - jumped_s,)).fetchone()[0]) > jumped_s:
-        jumped_s = found_s  # which reaches back to earlier jumps
+        jumped_s = found_s  # the earlier time may have further jumps after it
     return now - age_s - jumped_s

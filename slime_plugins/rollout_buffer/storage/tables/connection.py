@@ -1,4 +1,4 @@
-"""The connection type, the limit of parameters in one statement, rows as records, and rows of named columns."""
+"""What all tables use: the connection type, the limit of parameters in one statement, and helpers for rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = TypeVar("Record")
 
 
 def as_record(kind: type[Record], row: sqlite3.Row, **converted: Any) -> Record:
-    """Returns a row as a dataclass with slots named as columns; ``converted`` are the fields of other types."""
+    """Returns a row as a dataclass with slots named as columns; ``converted`` has the fields that are not as stored."""
     slots: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # of a dataclass with slots
     return kind(**{name: row[name] for name in slots if name not in converted}, **converted)
 

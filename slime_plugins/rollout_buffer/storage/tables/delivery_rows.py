@@ -75,7 +75,7 @@ def expired_leases(connection: Connection, now: float) -> list[DeliveryRecord]:
 
 
 def shorten_leases(connection: Connection, now: float) -> None:
-    """Limits the remaining time of each lease to the lease's length."""
+    """Limits the remaining time of each lease to the lease's length, which it exceeds after the clock was set back."""
     query = (
         "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
     )
@@ -146,7 +146,7 @@ def groups_in_delivery(connection: Connection, delivery_key: int) -> list[GroupR
 
 
 def ready_groups(connection: Connection, job_key: int, limit: int | None) -> list[GroupRecord]:
-    """Returns ready groups in the order in which they began. None is unlimited."""
+    """Returns at most ``limit`` ready groups, all if it is None, in the order in which they were opened."""
     query = "SELECT * FROM groups WHERE job_key = ? AND state = 'ready' ORDER BY opened_at, sequence LIMIT ?"
     return [group_rows.as_group(row) for row in connection.execute(query, (job_key, -1 if limit is None else limit))]
 
@@ -179,7 +179,7 @@ def make_ready_again(connection: Connection, group_keys: Sequence[int]) -> None:
 
 
 def make_unreported(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Makes the next delivery report filtered and failed groups again."""
+    """Makes the next delivery report these filtered and failed groups again."""
     connection.executemany("UPDATE groups SET delivery_key = NULL WHERE key = ?", [(key,) for key in group_keys])
 
 
@@ -202,7 +202,7 @@ def set_groups(connection: Connection, group_keys: Sequence[int], state: GroupSt
 
 
 def set_groups_of_delivery(connection: Connection, delivery_key: int, source: GroupState, target: GroupState) -> None:
-    """Changes the state of the groups of a delivery."""
+    """Changes the state of those groups of a delivery that are in state ``source``."""
     connection.execute(
         "UPDATE groups SET state = ? WHERE delivery_key = ? AND state = ?", (target.value, delivery_key, source.value)
     )

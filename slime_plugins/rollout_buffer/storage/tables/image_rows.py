@@ -14,13 +14,13 @@ def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobR
     for start in range(0, len(hashes), MAX_MARKS):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
         query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
-        found.update({digest.hex(): BlobRef.parse(place) for digest, place in connection.execute(query, digests)})
+        found.update({digest.hex(): BlobRef.parse(ref) for digest, ref in connection.execute(query, digests)})
     return found
 
 
-def insert_images(connection: Connection, places: Mapping[str, BlobRef], now: float) -> None:
+def insert_images(connection: Connection, refs: Mapping[str, BlobRef], now: float) -> None:
     """Adds images. If another writer has added one already, its ref stays."""
-    rows = [(bytes.fromhex(sha256), str(place), now) for sha256, place in places.items()]
+    rows = [(bytes.fromhex(sha256), str(ref), now) for sha256, ref in refs.items()]
     connection.executemany(
         "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
         "ON CONFLICT DO UPDATE SET last_used = max(last_used, excluded.last_used)",
@@ -38,9 +38,9 @@ def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) 
     return used
 
 
-def replace_image(connection: Connection, sha256: str, place: BlobRef) -> None:
+def replace_image(connection: Connection, sha256: str, ref: BlobRef) -> None:
     """Replaces the ref of a damaged image."""
-    connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(place), bytes.fromhex(sha256)))
+    connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(ref), bytes.fromhex(sha256)))
 
 
 def purge_images(connection: Connection, before: float) -> int:

@@ -29,13 +29,13 @@ class PackedInput:
     chunks: Sequence[tuple[int, bytes]]
     """The number of the first line of each chunk, and its lines as (instance_id, data)."""
     buckets: Sequence[bytes]
-    """The numbers of the lines, by the hash of their instance_id."""
+    """Maps of instance ids to line numbers; the hash of an instance_id selects its bucket."""
 
 
 def pack_input(instances: Sequence[Instance]) -> PackedInput:
     digest = hashlib.sha256()
     chunks: list[tuple[int, bytes]] = []
-    for first, lines in _cut(instances):
+    for first, lines in _chunks(instances):
         digest.update(lines)
         chunks.append((first, zlib.compress(lines, COMPRESSION_LEVEL)))
     buckets: list[dict[str, int]] = [{} for _ in range(_bucket_count(len(instances)))]
@@ -49,7 +49,7 @@ def pack_input(instances: Sequence[Instance]) -> PackedInput:
     )
 
 
-def _cut(instances: Iterable[Instance]) -> Iterator[tuple[int, bytes]]:
+def _chunks(instances: Iterable[Instance]) -> Iterator[tuple[int, bytes]]:
     lines: list[bytes] = []
     size = first = 0
     for number, instance in enumerate(instances):
@@ -62,7 +62,7 @@ def _cut(instances: Iterable[Instance]) -> Iterator[tuple[int, bytes]]:
 
 
 def insert_input(connection: Connection, job_key: int, packed: PackedInput, *, first_position: int) -> None:
-    """Stores an input. Lines of an earlier input stay, without their index."""
+    """Stores an input. The lines of an earlier input stay, but the index no longer names them."""
     connection.executemany(
         "INSERT INTO input_chunks (job_key, first_position, lines) VALUES (?, ?, ?)",
         ((job_key, first_position + first, lines) for first, lines in packed.chunks),

@@ -57,14 +57,14 @@ class JobRecord:
 
     @property
     def group_timeout_s(self) -> float | None:
-        """Timeout of a begun group between two items; None is no limit, the default of jobs with a runner."""
+        """Longest time between two items of an open group; None, the default of a job without items, is no limit."""
         if self.settings.group_timeout_seconds is None and self.takes_items:
             return DEFAULT_GROUP_TIMEOUT_S
         return self.settings.group_timeout_seconds
 
     @property
     def gives_up_slow_members(self) -> bool:
-        """True if the service plays it and its groups have a timeout."""
+        """True if the service plays the job and its groups have a timeout."""
         return self.has_runner and self.settings.group_timeout_seconds is not None
 
     def known_versions(self) -> KnownVersions:
@@ -138,7 +138,7 @@ def jobs_in_states(connection: Connection, states: Iterable[JobState]) -> list[J
 
 
 def jobs_with_groups_for_a_trainer(connection: Connection) -> list[JobRecord]:
-    """Returns the jobs that a poll without a job id may refer to: open, or with ready or leased groups."""
+    """Returns the jobs that a poll without a job id may refer to: running, paused, or with ready or leased groups."""
     rows = connection.execute(
         "SELECT * FROM jobs WHERE state IN ('running', 'paused') OR EXISTS "
         "(SELECT 1 FROM groups WHERE job_key = jobs.key AND state IN ('ready', 'leased')) ORDER BY key"
@@ -169,7 +169,7 @@ def known_versions(connection: Connection, job_key: int) -> KnownVersions:
 
 
 def note_weight_versions(connection: Connection, job_key: int, oldest: int, newest: int) -> int:
-    """Records weight versions of the present run and returns the newest of all."""
+    """Records weight versions of the trainer's present run and returns the newest version of that run."""
     row = connection.execute(
         "UPDATE jobs SET weight_version = max(coalesce(weight_version, ?1), ?1), "
         "first_weight_version = min(coalesce(first_weight_version, ?2), ?2) WHERE key = ?3 RETURNING weight_version",

@@ -8,11 +8,11 @@ from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
-def mark_packs_used(connection: Connection, places: Iterable[BlobRef]) -> None:
+def mark_packs_used(connection: Connection, refs: Iterable[BlobRef]) -> None:
     """Records the end of the last referenced record of each pack: recovery may truncate what follows."""
     ends: dict[int, int] = {}
-    for place in places:
-        ends[place.pack] = max(place.end, ends.get(place.pack, 0))
+    for ref in refs:
+        ends[ref.pack] = max(ref.end, ends.get(ref.pack, 0))
     connection.executemany(
         "INSERT INTO packs (number, used_to) VALUES (?, ?) ON CONFLICT DO UPDATE SET "
         "used_to = max(used_to, excluded.used_to)",

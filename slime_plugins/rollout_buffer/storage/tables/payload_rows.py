@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 _PURGED = "(SELECT coalesce(max(last), 0) FROM counters WHERE name = 'purged trajectory')"
-"""In SQL: the key of the last trajectory whose payload was purged; those before it have none either."""
+"""In SQL: the key of the newest trajectory whose payload was purged. No older trajectory has a payload."""
 
 
 def payload_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
@@ -26,15 +26,16 @@ def payload_refs(connection: Connection) -> Iterator[tuple[int, str, BlobRef]]:
 
 
 def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> list[int]:
-    """Returns the groups without a purged payload."""
+    """Returns those of the groups of which no payload was purged."""
     query = "SELECT 1 FROM trajectories WHERE group_key = ? AND late = 0 AND body IS NULL AND body_place IS NULL"
     return [key for key in group_keys if connection.execute(query, (key,)).fetchone() is None]
 
 
 def oldest_needed(connection: Connection, delivered_since: float, default: float) -> float:
-    """Returns when the oldest trajectory was written that was not delivered, or was delivered since a time.
+    """Returns when the oldest needed trajectory was written; ``default`` if none is needed.
 
-    Not that of the lowest key: the clock may have been set back. An index has the times without the payloads.
+    A trajectory is needed if it may still be delivered, or was delivered after ``delivered_since``. The oldest has not
+    always the lowest key: the clock may have been set back. An index has the times without the payloads.
     """
     query = (
         "SELECT min(written.created_at) FROM groups JOIN trajectories AS found ON found.group_key = groups.key "
@@ -48,9 +49,10 @@ def oldest_needed(connection: Connection, delivered_since: float, default: float
 
 def purge_payloads(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
     """Removes the payloads of at most ``limit`` trajectories, oldest first, up to the first that was written after
-    ``before``; returns their number, and whether further ones are to be purged.
+    ``before``; returns their number, and whether further payloads may have to be purged.
 
-    The payload comes before ``created_at`` in a row, so that looking at all rows would read all payloads.
+    It stops at the first, because a row holds its payload before ``created_at``: a look at all rows would read all
+    payloads.
     """
     query = f"SELECT key, created_at FROM trajectories WHERE key > {_PURGED} ORDER BY key LIMIT ?"
     keys = [key for key, _ in takewhile(lambda row: row[1] < before, connection.execute(query, (limit,)))]

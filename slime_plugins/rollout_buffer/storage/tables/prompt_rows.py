@@ -1,4 +1,4 @@
-"""Rows of ``prompt_sums``: prompt checks, summed over a job; and counts of its turns, each a row of ``counters``."""
+"""Rows of ``prompt_sums``, the prompt checks of a job, and rows of ``counters`` for its forks and continued turns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 FORKS = "forks"
 """Branches of closed sessions."""
 CONTINUED = "continued_turns"
-"""Turns whose engine broke off its stream and that were continued."""
+"""Turns that were continued after their engine had broken off its stream."""
 _NAMES = [field.name for field in fields(PromptCounts)]
 
 
@@ -24,7 +24,7 @@ def add_counts(connection: Connection, job_key: int, counts: PromptCounts) -> No
 
 
 def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
-    """Returns the sums over a job's trajectories; None without any prompt receipt."""
+    """Returns the sums over a job's trajectories; None if none has a prompt receipt."""
     query = f"SELECT {', '.join(_NAMES)} FROM prompt_sums WHERE job_key = ?"
     row = connection.execute(query, (job_key,)).fetchone()
     return None if row is None else PromptCounts(**dict(zip(_NAMES, row, strict=True)))

@@ -1,4 +1,4 @@
-"""Rows of ``reward_versions`` and ``trajectory_rewards``: added, and never changed."""
+"""Rows of ``reward_versions`` and ``trajectory_rewards``. Both are added and never changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnscoredTrajectory:
-    """Columns of a trajectory without a reward of a version."""
+    """A trajectory that has no reward of a given version yet."""
 
     uid: str
     instance_id: str
@@ -32,7 +32,7 @@ class UnscoredTrajectory:
 
 
 def open_version(connection: Connection, job_key: int, name: str, scorer: str, now: float) -> int:
-    """Returns the version of that name; the next number when there is none yet."""
+    """Returns the number of the version with that name; adds the version under the next number if there is none."""
     query = "SELECT version FROM reward_versions WHERE job_key = ? AND name = ?"
     known = connection.execute(query, (job_key, name)).fetchone()
     if known is not None:

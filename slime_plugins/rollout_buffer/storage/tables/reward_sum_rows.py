@@ -22,7 +22,8 @@ class RewardSums:
 
 
 def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
-    """Reports filtered and failed groups in this delivery; returns their instance ids, oldest first."""
+    """Marks unreported filtered and failed groups as reported in this delivery; returns their instance ids in closing
+    order."""
     rows = connection.execute(
         "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
         "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
@@ -32,9 +33,9 @@ def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[s
 
 
 def sum_unreported(connection: Connection, job_key: int, delivery_key: int) -> tuple[RewardSums, dict[str, int]]:
-    """Sums the rewards written since the last delivery, unfiltered, and marks them as reported in this one.
+    """Sums the unreported rewards, those of filtered groups included, and marks them as reported in this delivery.
 
-    The sums are there already, so that this takes the same time however much was written.
+    Triggers keep ``portion_sums`` up to date, so that this takes the same time however much was written.
     """
     rows = connection.execute(
         "SELECT portion, outcome, samples, groups, total, square_total, low, high FROM portion_sums "
@@ -63,7 +64,7 @@ def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite
     portions = sorted({row["portion"] for row in rows})
     if len(portions) <= 1:
         return sum(row["groups"] for row in rows)
-    # What came back is reported together with what is new: a group may have members in both.
+    # A delivery was undone, and its portion is reported together with the present one: a group may be in both.
     found: set[int] = set()
     for portion in portions:
         query = "SELECT DISTINCT group_key FROM trajectories WHERE job_key = ? AND portion = ? AND group_key NOT NULL"
@@ -89,19 +90,19 @@ def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
 
 
 def _sum_portion(connection: Connection, job_key: int, portion: int) -> None:
-    here = (job_key, portion)
+    key = (job_key, portion)
     query = "SELECT reported_in FROM portion_sums WHERE job_key = ? AND portion = ? LIMIT 1"
-    before = connection.execute(query, here).fetchone()
-    connection.execute("DELETE FROM portion_sums WHERE job_key = ? AND portion = ?", here)
+    before = connection.execute(query, key).fetchone()
+    connection.execute("DELETE FROM portion_sums WHERE job_key = ? AND portion = ?", key)
     connection.execute(
         "INSERT INTO portion_sums SELECT job_key, portion, outcome, count(*), 0, total(reward), "
         "total(reward * reward), min(reward), max(reward), ? FROM trajectories "
         "WHERE job_key = ? AND portion = ? GROUP BY outcome",
-        (None if before is None else before[0], *here),
+        (None if before is None else before[0], *key),
     )
     connection.execute(
         "UPDATE portion_sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories WHERE job_key = ? AND "
         "portion = ?) WHERE job_key = ? AND portion = ? AND outcome = (SELECT min(outcome) FROM portion_sums WHERE "
         "job_key = ? AND portion = ?)",
-        (*here, *here, *here),
+        (*key, *key, *key),
     )

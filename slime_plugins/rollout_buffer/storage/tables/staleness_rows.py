@@ -12,7 +12,7 @@ MAX_DELIVERIES = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakenGroups:
-    """A delivery: its time, the trainer's wait before it, its weight version and number of groups."""
+    """A delivery: its time, how long the trainer waited for it, its weight version and its number of groups."""
 
     at: float
     waited_s: float
@@ -21,7 +21,7 @@ class TakenGroups:
 
 
 def newest_deliveries(connection: Connection, job_key: int, since: float) -> list[TakenGroups]:
-    """Returns the newest deliveries of a job since a time that have not expired, oldest first."""
+    """Returns a job's newest deliveries that were made since a time and have not expired, oldest first."""
     query = (
         "SELECT created_at, coalesce(waited_s, 0.0), json_extract(meta_info, '$.weight_version'), "
         "(SELECT count(*) FROM delivery_groups WHERE delivery_key = deliveries.key) FROM deliveries "
@@ -36,7 +36,7 @@ def newest_deliveries(connection: Connection, job_key: int, since: float) -> lis
 
 
 def oldest_being_played(connection: Connection, job_key: int) -> float | None:
-    """Returns when the oldest group with a running attempt began; None without one."""
+    """Returns when the oldest group with a running attempt was opened; None if no attempt is running."""
     query = (
         "SELECT min(opened_at) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
         "AND EXISTS (SELECT 1 FROM attempts WHERE group_key = groups.key AND attempts.state = 'running')"
@@ -46,7 +46,7 @@ def oldest_being_played(connection: Connection, job_key: int) -> float | None:
 
 
 def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
-    """Returns the newest trajectories of the trainer's present run, with their weight versions and start times."""
+    """Returns those of the newest ``limit`` trajectories that are of the trainer's present run, with their start."""
     query = (
         "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
         "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "
@@ -61,7 +61,10 @@ def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limi
 def stale_ready_groups(
     connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
 ) -> list[int]:
-    """Returns ready groups with a member sampled by weights older than allowed; versions count in the present run."""
+    """Returns ready groups with a member sampled by older weights than ``oldest_allowed``, a version of this run.
+
+    A member of an earlier run counts as sampled by ``version_of_earlier_runs``.
+    """
     query = (
         "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "
         "WHERE groups.job_key = ? AND groups.state = 'ready' AND oldest_version IS NOT NULL GROUP BY groups.key "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 
 MAX_START_IDS = 1000
-"""Stored start ids of a job, the newest."""
+"""Number of a job's newest start ids that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

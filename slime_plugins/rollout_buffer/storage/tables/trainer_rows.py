@@ -19,7 +19,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnGap:
-    """|train - rollout log-prob| in one turn; ``at`` is the index of the largest among the trained tokens."""
+    """|train - rollout log-prob| in one turn. ``at`` is the index, counted over trained tokens, of the largest."""
 
     turn: int
     weight_lag: int | None

@@ -50,7 +50,7 @@ def uids_of(connection: Connection, job_key: int) -> list[str]:
 
 
 def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
-    """Adds the members that a group delivers: every delivery of it reads these rows."""
+    """Adds the members that a group is delivered with: each delivery of the group reads these rows."""
     rows = (
         (group_key, ordinal, m.uid, None if m.remove_sample else m.source_uid, m.reward, m.raw_reward, m.remove_sample)
         for ordinal, m in enumerate(members)

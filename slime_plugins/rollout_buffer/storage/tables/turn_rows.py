@@ -1,4 +1,4 @@
-"""Rows of ``turns``, of open gateway sessions; and of ``rollouts`` and ``rollout_turns``, of remote rollouts."""
+"""Rows of ``turns`` (of open gateway sessions), and of ``rollouts`` and ``rollout_turns`` (of remote rollouts)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """Adds turns, one row of the same columns each; returns which were added.
 
-    A turn is refused if its attempt or group is closed, or the attempt has a turn of that number. Usually none is, and
-    one statement adds all: a thread gives the interpreter lock away at each.
+    A turn is refused if its attempt or group is closed, or the attempt has a turn of that number. Usually no
+    turn is refused, so one statement adds them all: at each statement a thread gives the interpreter lock away.
     """
     # NULL, which the column refuses, if the attempt or the group is closed.
     number = (
@@ -43,13 +43,13 @@ def turns_of(connection: Connection, place: Mapping[str, int], *, after: int = 0
 
 
 def set_sent(connection: Connection, place: Mapping[str, int], number: int, *, sent: bool) -> None:
-    """Stores whether the answer of a turn reached its client; once one has, that stays."""
+    """Stores whether the answer of a turn reached its client; an answer that reached it once stays marked."""
     query = f"UPDATE turns SET sent = max(coalesce(sent, 0), :sent) WHERE {PLACE} AND number = :number"
     connection.execute(query, {**place, "number": number, "sent": sent})
 
 
 def sent_flags(connection: Connection, place: Mapping[str, int]) -> dict[int, bool]:
-    """Returns by number whether answers reached their clients, of the turns for which this was stored."""
+    """Returns, by turn number, whether the answer reached its client; turns without this information are left out."""
     query = f"SELECT number, sent FROM turns WHERE {PLACE} AND sent IS NOT NULL"
     return {number: bool(sent) for number, sent in connection.execute(query, place)}
 
@@ -66,7 +66,7 @@ def purge_turns(connection: Connection, before: float) -> int:
 
 
 def oldest_turn(connection: Connection, default: float) -> float:
-    """Returns when the oldest turn was added."""
+    """Returns when the oldest turn was added; ``default`` if there is no turn."""
     found = connection.execute("SELECT min(created_at) FROM turns").fetchone()[0]
     return default if found is None else float(found)
 
@@ -126,5 +126,5 @@ def instances_of_open_rollouts(connection: Connection, job_id: str, now: float) 
 
 
 def purge_rollouts(connection: Connection, before: float) -> None:
-    """Deletes the rollouts that expired or ended before a time, with their turns."""
+    """Deletes the rollouts whose ``expires_at`` is before a time, with their turns."""
     connection.execute("DELETE FROM rollouts WHERE expires_at < ?", (before,))
