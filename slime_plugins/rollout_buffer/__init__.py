@@ -6,7 +6,7 @@ Names of ``__all__`` are imported when they are asked for: ``import slime_plugin
 talk to a buffer    ``RolloutBufferClient``, ``AsyncRolloutBufferClient``; what they return is in ``wire/``
 train on it         ``RolloutFeed`` and the records of ``trainer/``; slime's binding: ``slime.rollout.agent_rollout``
 play on it          ``Generator``, its templates ``SingleTurnGenerator`` and ``MultiTurnGenerator``, ``ChatTokens``, and
-                    an ``Engine`` of ``engine/``; ``testing/`` has what their tests want
+                    an ``Engine`` of ``engine/``; ``testing/`` has what their tests need
 words               the records and enums of ``types``, the error tree of ``errors``
 ==================  ===============================================================================================
 

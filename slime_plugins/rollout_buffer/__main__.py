@@ -7,7 +7,7 @@ if __name__ == "__main__":
         from slime_plugins.rollout_buffer.cli.app import main
 
         main()
-    except ModuleNotFoundError as error:  # an overlay brings no packages
+    except ModuleNotFoundError as error:  # an overlay into slime installs no packages
         if error.name is None or error.name.startswith("slime_plugins"):
             raise
         sys.exit(

@@ -113,7 +113,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
-"""A trainer that did not poll for longer was not waiting."""
+"""A trainer whose polls are further apart does not wait for groups in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class WaitingGroups:
 
     @property
     def total(self) -> int:
-        """Ready and leased ones."""
+        """Number of ready and leased groups."""
         return self.ready + self.leased
 
 
@@ -167,7 +167,7 @@ class Buffer:
         """Returns a job.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: there is no job of that id.
         """
         with self.store.read() as connection:
             return job_lookup.find_job(connection, job_id)
@@ -198,7 +198,7 @@ class Buffer:
 
         Raises:
             NotFoundError: there is no such job.
-            ConflictError: the job is already over in another way.
+            ConflictError: the job's state does not allow it.
         """
         with self.store.write() as connection:
             job = job_lookup.find_job(connection, job_id)
@@ -283,7 +283,7 @@ class Buffer:
     def begin_running(self, job_key: int, *, takes_items: bool = False) -> int:
         """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off.
 
-        ``takes_items``: its generator writes items over HTTP, instead of playing slots.
+        ``takes_items`` is True if its generator writes items over HTTP instead of playing slots.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -326,7 +326,7 @@ class Buffer:
         """Checks that a job takes items of an instance.
 
         Raises:
-            ConflictError: it has no such instance.
+            ConflictError: the job has no such instance.
         """
         with self.store.read() as connection:
             groups_of_known_instance(connection, job, instance_id)
@@ -490,11 +490,11 @@ class Buffer:
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def resolve_job(self, job_id: str | None) -> JobRecord | None:
-        """Returns the job of a poll: the one that it names, or else the only one with groups to deliver, or None.
+        """Returns the job that a poll names; without a name, the only job that is open or has undelivered groups.
 
         Raises:
             NotFoundError: there is no job of that id.
-            ConflictError: no id was given and several jobs are open.
+            ConflictError: no id was given, and several jobs are open or have undelivered groups.
         """
         with self.store.read() as connection:
             if job_id is not None:
@@ -559,8 +559,8 @@ class Buffer:
                 job_rows.update_job(connection, job.key, waiting_since=self.clock())
 
     def pause_idle_jobs(self) -> list[str]:
-        """Pauses jobs that no trainer has polled for ``pause_when_idle_s``, which frees their devices; returns their
-        ids. One transaction a job."""
+        """Pauses jobs with undelivered groups that no trainer has polled for ``pause_when_idle_s``, which frees their
+        devices; returns their ids. Each job is one transaction."""
         paused = []
         for job in self.unfinished_jobs():
             if not (self._is_idle(job) and self.waiting_groups(job.key).total):
@@ -658,7 +658,7 @@ class Buffer:
         return jump
 
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
-        """Returns the groups of a running job with an item whose group timeout has passed without a write.
+        """Returns the open groups of a running job that have an item, and no write within the group timeout.
 
         An open session of a running gateway stops the timeout. Attempts of a runner do not.
         """
@@ -669,16 +669,16 @@ class Buffer:
             beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
             is_alive = any(not GATEWAY.is_silent(abs(now - at)) for at, _ in beats)
             seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
-            held = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
+            instances_in_use = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
             quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
-        if None in held:  # the instance of a session is not known yet: it may be any
+        if None in instances_in_use:  # a rollout whose instance is not known yet may be of any group
             return []
-        return [group for group in quiet if group.instance_id not in held]
+        return [group for group in quiet if group.instance_id not in instances_in_use]
 
     def close_timed_out_groups(self) -> int:
-        """Closes timed-out groups of external jobs, one transaction a group; returns their number.
+        """Closes timed-out groups of external jobs, each in one transaction; returns their number.
 
-        Runners close those of their jobs.
+        Runners close the timed-out groups of their jobs.
         """
         closed = 0
         for job in self.unfinished_jobs():

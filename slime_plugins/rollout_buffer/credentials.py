@@ -34,7 +34,7 @@ _SECRET_NAME: Final = re.compile(
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _WORDS: Final = ("key", "pass", "secret", "credential", "authorization", "cookie", "token", "sk-rollout-")
-"""A text without all of them names no secret: most log lines are searched no further."""
+"""A text without any of them names no secret: most log lines are searched no further."""
 # A value ends before the quote that began it, with as many backslashes: JSON inside JSON escapes a quote of the value
 # with more. Where that quote is cut off it ends before any quote, so that JSON inside a log line stays JSON.
 _QUOTED: Final = (

@@ -70,10 +70,10 @@ class Extension:
     """The distribution, as ``name version``."""
 
     def load(self) -> Any:
-        """Returns the object.
+        """Returns the object that the entry point names.
 
         Raises:
-            ConfigError: it cannot be imported; the message names its package.
+            ConfigError: the object cannot be imported; the message names its package.
         """
         try:
             return importlib.metadata.EntryPoint(self.name, self.target, self.group.value).load()

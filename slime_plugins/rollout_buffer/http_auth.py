@@ -1,7 +1,7 @@
-"""Pure: authentication of requests: the token for programs, a cookie for browsers that have signed in with it.
+"""Pure: authentication of requests, by the token or by the cookie of a browser that has signed in with the token.
 
 The cookie is derived from the token and contains its time of expiry, so that servers store nothing: it is valid in
-every gunicorn worker and after a restart, and a new token invalidates it. The token cannot be computed from it.
+every gunicorn worker and after a restart, and a new token invalidates it. The token cannot be computed from a cookie.
 
 Browsers also send requests, with cookies, on behalf of pages of other sites. Requests that change something then have
 an ``Origin`` header, which must name this server; programs send none.
@@ -38,8 +38,8 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
     request that passes only because its route needs no token.
 
     Raises:
-        UnauthorizedError: it has neither.
-        ForbiddenError: it is not a reading request, and a browser sent it for a page of another site.
+        UnauthorizedError: the request has neither.
+        ForbiddenError: the request may change something, and a browser sent it for a page of another site.
     """
     if token is not None and has_bearer(environ.get("HTTP_AUTHORIZATION"), token):
         return True
@@ -121,14 +121,14 @@ def _session_holds(cookie: str, token: str, now: float) -> bool:
 
 
 def _signed(token: str, text: str) -> str:
-    about = f"rollout-buffer dashboard session {text}".encode("utf-8", "replace")
-    return hmac.new(token.encode(), about, hashlib.sha256).hexdigest()
+    message = f"rollout-buffer dashboard session {text}".encode("utf-8", "replace")
+    return hmac.new(token.encode(), message, hashlib.sha256).hexdigest()
 
 
 def _cookie(environ: Mapping[str, Any], name: str) -> str:
     """Returns our cookie, which is never quoted.
 
-    ``http.cookies`` takes 15 s for 30 KB of backslashes (CVE-2024-7592), and this is asked on the event loop.
+    ``http.cookies`` takes 15 s for 30 KB of backslashes (CVE-2024-7592), and this function runs on the event loop.
     """
     for pair in environ.get("HTTP_COOKIE", "").split(";"):
         given, _, value = pair.partition("=")
@@ -146,7 +146,7 @@ def check_host(given: str | None, allowed: Collection[str]) -> None:
     ``given`` is its Host header; None, which browsers never send, is accepted.
 
     Raises:
-        ForbiddenError: the Host is another one.
+        ForbiddenError: the request names another host.
     """
     if given is None:
         return

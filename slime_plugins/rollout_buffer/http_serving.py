@@ -56,7 +56,7 @@ def socket_addresses(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:
-    """Filters the log of aiohttp, which has a traceback for each request that is no HTTP."""
+    """Filters the log of aiohttp, which would have a traceback for each request that is no HTTP."""
     from aiohttp.http import HttpProcessingError
 
     return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
@@ -80,7 +80,7 @@ async def serving(
     Raises:
         ConfigError: the address cannot be served on; the port is taken, for instance.
     """
-    from aiohttp import web  # not for the supervisor, which only listens
+    from aiohttp import web  # imported late: the supervisor only listens
 
     logging.getLogger("aiohttp.server").addFilter(_is_no_malformed_request)
     runner = web.AppRunner(

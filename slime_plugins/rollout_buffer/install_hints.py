@@ -24,9 +24,9 @@ def advice_on_two_slimes(path: Sequence[str] | None = None) -> str | None:
 
     ``path`` is searched for packages, by default ``sys.path``.
     """
-    places = list(sys.path if path is None else path)
-    ours = _distribution(OUR_DISTRIBUTION, places)
-    slime = _package_of_slime(places) or _distribution("slime", places)
+    folders = list(sys.path if path is None else path)
+    ours = _distribution(OUR_DISTRIBUTION, folders)
+    slime = _package_of_slime(folders) or _distribution("slime", folders)
     if ours is None or slime is None:
         return None
     return (
@@ -66,16 +66,16 @@ def _install(distribution: str, folder: str, extras: str, path: Sequence[str] | 
     return f"pip install {editable}{shlex.quote(str(Path(unquote(address.path), folder)) + extras)}"
 
 
-def _distribution(name: str, places: list[str]) -> str | None:
-    found = _find(name, places)
+def _distribution(name: str, folders: list[str]) -> str | None:
+    found = _find(name, folders)
     return None if found is None else str(found.locate_file(""))
 
 
-def _find(name: str, places: list[str]) -> importlib.metadata.Distribution | None:
-    return next(iter(importlib.metadata.distributions(name=name, path=places)), None)
+def _find(name: str, folders: list[str]) -> importlib.metadata.Distribution | None:
+    return next(iter(importlib.metadata.distributions(name=name, path=folders)), None)
 
 
-def _package_of_slime(places: list[str]) -> str | None:
-    """Returns the folder of a ``slime`` package with an ``__init__.py``, which this project's does not have."""
-    spec = PathFinder.find_spec("slime", places)
+def _package_of_slime(folders: list[str]) -> str | None:
+    """Returns the folder of a ``slime`` package with an ``__init__.py``; this project's ``slime`` has none."""
+    spec = PathFinder.find_spec("slime", folders)
     return None if spec is None or spec.origin is None else str(Path(spec.origin).parent)

@@ -25,7 +25,7 @@ def json_object(
         has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
         body = json.loads(content) if has_nan else orjson.loads(content)
     except (ValueError, RecursionError) as error:
-        # "failed to allocate memory" is what orjson says of many levels that never end.
+        # Only "Not enough memory": "failed to allocate memory" is what orjson says of many levels that never end.
         if "Not enough memory" in str(error):
             raise MemoryError(str(error)) from error
         raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error

@@ -75,7 +75,7 @@ class ServeSettings(ListenerSettings):
         default=2048, ge=16, le=60_000, description="Requests under way in each worker; one more is answered 503."
     )
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024, description="Largest request body.")
-    # more than the age of the oldest checkpoint that a trainer may go back to
+    # must exceed the age of the oldest checkpoint to which a trainer may return
     retain_delivered_s: float | None = Field(
         default=None,
         gt=0,

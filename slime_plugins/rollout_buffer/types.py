@@ -1,7 +1,7 @@
 """The terms of the project as frozen records and enums.
 
-Use ``dataclasses.replace(record, field=value)`` to change one. Dicts are used only for JSON (``wire/``) and for OpenAI
-messages.
+Use ``dataclasses.replace(record, field=value)`` to change a record. Dicts are used only for JSON (``wire/``) and for
+OpenAI messages.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Outcome(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why an episode stopped. ``trainer/mask_selection.py`` lists those that cut the last reply."""
+    """Why an episode stopped. ``trainer/mask_selection.py`` lists the reasons that cut the last reply."""
 
     TERMINATED = "terminated"  # the agent reported that it is done, or that it gives up
     ANSWERED = "answered"  # the agent gave its answer
@@ -268,7 +268,7 @@ class Trajectory:
 
 
 def version_number(text: str | None) -> int | None:
-    """Parses a weight version, as an engine reports it; None if the text is none. All versions are parsed here.
+    """Parses a weight version, as an engine reports it; None if the text is no version. All versions are parsed here.
 
     The trainer counts from 1; ``default``, an engine's version before the first update, is 0. A number above
     ``MAX_EXACT_INTEGER`` is no version.

@@ -1,7 +1,7 @@
 """Heartbeats between processes of one machine, and the monitor that detects missing ones.
 
 A heartbeat is a page of shared memory (a memfd that a child inherits), not a file or a row of the store: a full disk
-does not stop it, and a process frozen inside a transaction is still detected by those that wait for it.
+does not stop it, and a process frozen inside a transaction is still detected by processes that wait for it.
 
 Times are of the machine's monotonic clock, which all processes share.
 """
@@ -41,7 +41,7 @@ class Heartbeat:
     """A page of shared memory that one process writes heartbeats to and others read."""
 
     def __init__(self, descriptor: int | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Opens a new page, or that of an inherited descriptor."""
+        """Opens a new page, or the page of an inherited descriptor."""
         self.descriptor = os.memfd_create("heartbeat") if descriptor is None else descriptor
         os.set_inheritable(self.descriptor, False)
         self._clock = clock

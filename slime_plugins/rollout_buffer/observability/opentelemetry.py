@@ -42,7 +42,7 @@ class OpenTelemetryTracer:
             name, attributes=_prefixed(attributes), record_exception=False, set_status_on_exception=False
         ) as span:
             try:
-                yield _Notes(span)
+                yield _SpanAdapter(span)
             except BaseException as error:
                 span.record_exception(error)
                 span.set_attribute("error.type", str(getattr(error, "code", "") or type(error).__name__))
@@ -50,7 +50,7 @@ class OpenTelemetryTracer:
                 raise
 
 
-class _Notes:
+class _SpanAdapter:
     def __init__(self, span: OpenTelemetrySpan) -> None:
         self._span = span
 

@@ -1,4 +1,4 @@
-"""Tracebacks of user code (generators): without the frames of the caller, and with file and line in one sentence."""
+"""Errors of user code (generators): their traceback without the frames of the caller, and file and line in a line."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def own_traceback(error: BaseException) -> str:
 
 
 def with_place(error: BaseException, file: Path | None = None) -> str:
-    """Returns an error in one line with the file and line that raised it, of ``file`` if it is among the frames."""
-    said = traceback.format_exception_only(error)[-1].strip()
+    """Returns an error in one line with the file and line that raised it, of the last frame in ``file`` if any."""
+    message = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError):
-        return f"{error.filename}, line {error.lineno}: {said}"
+        return f"{error.filename}, line {error.lineno}: {message}"
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if frame.filename == str(file)] or frames
-    return f"{own[-1].filename}, line {own[-1].lineno}: {said}" if own else said
+    return f"{own[-1].filename}, line {own[-1].lineno}: {message}" if own else message
 
 
 def place_and_traceback(error: BaseException, file: Path | None = None) -> str:

@@ -37,7 +37,7 @@ class NoTracer:
 
 
 _tracer: contextvars.ContextVar[Tracer] = contextvars.ContextVar("rollout_buffer_tracer")
-_NOBODY = NoTracer()
+_NO_TRACER = NoTracer()
 
 
 @contextlib.contextmanager
@@ -52,4 +52,4 @@ def traced_by(tracer: Tracer) -> Iterator[None]:
 
 def phase(name: str) -> AbstractContextManager[Span]:
     """Traces a phase of an episode (reset, generate, act, score …)."""
-    return _tracer.get(_NOBODY).span(name, {})
+    return _tracer.get(_NO_TRACER).span(name, {})

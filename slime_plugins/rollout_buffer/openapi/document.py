@@ -1,6 +1,6 @@
 """The document of ``GET /openapi.json``: the OpenAPI 3.1 description of every route.
 
-A test holds it against the routes that are really there, and Schemathesis against what they really answer.
+A test compares it with the routes of the server, and Schemathesis with their replies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
 
 @functools.cache
 def openapi_document(operations: tuple[Operation, ...]) -> dict[str, Any]:
-    """Returns the OpenAPI 3.1 document; the same object each time, not to be changed."""
+    """Returns the OpenAPI 3.1 document. Each call returns the same object, which must not be changed."""
     schemas = {name: dict(schema) for name, schema in COMPONENTS.items()}
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -46,7 +46,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         "description": operation.description,
         "parameters": [*_path_parameters(operation), *_query_parameters(operation)],
         "responses": _responses(operation),
-        # The empty alternative: a server without --token-file asks for none.
+        # The empty alternative is for a server without --token-file, which asks for no token.
         "security": [{"token": []}, {}] if operation.needs_token else [{}],
     }
     if operation.body is not None:
@@ -121,15 +121,15 @@ def _bounds_by_name(schema: Any) -> Any:
 
 
 def _numbers_also_as_strings(schema: Any) -> Any:
-    """Also allows strings for numbers, because slime's trainer sends them."""
+    """Also allows strings for numbers, because slime's trainer sends numbers as strings."""
     if isinstance(schema, list):
         return [_numbers_also_as_strings(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("type") in ("integer", "number"):
-        about = {key: schema[key] for key in ("default", "description", "title") if key in schema}
-        number = {key: value for key, value in schema.items() if key not in about}
-        return {**about, "anyOf": [number, {"type": "string", "description": "The same number as a string"}]}
+        annotations = {key: schema[key] for key in ("default", "description", "title") if key in schema}
+        number = {key: value for key, value in schema.items() if key not in annotations}
+        return {**annotations, "anyOf": [number, {"type": "string", "description": "The same number as a string"}]}
     return {key: _numbers_also_as_strings(value) for key, value in schema.items()}
 
 

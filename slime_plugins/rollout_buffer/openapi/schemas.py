@@ -33,7 +33,7 @@ def _schemas() -> dict[str, Schema]:
 
 
 def _reply_types() -> dict[str, Any]:
-    """Returns every reply by its name, and every record that is a part of one; their docstrings describe the fields."""
+    """Returns every reply, and every record in one, by name; pydantic describes their fields by the docstrings."""
     found: dict[str, Any] = {
         name: kind
         for module in REPLIES

@@ -1,10 +1,11 @@
-"""Pure: admission control under a bound on the lag of weight versions: which group may begin now.
+"""Pure: decides which group may begin now, under a bound on the lag of weight versions.
 
 A group that begins now is trained within the bound if
 
 * the groups ahead of it do not fill more versions than the bound (``room_for_groups``);
-* it takes no longer than the bound, estimated from earlier durations (``GroupTimes``) and the trainer's pace. While
-  the trainer works off a backlog, slow groups are deferred in favour of quicker ones (``should_defer``);
+* it is played before the trainer has passed the bound, by an estimate from earlier durations (``GroupTimes``) and the
+  trainer's pace. While the trainer works off a backlog, slow groups are deferred in favour of quick groups
+  (``should_defer``);
 * later groups do not overtake it: groups are delivered oldest first, and a poll waits for a group that the next step
   would make too old, as long as no device becomes idle by it (``should_wait_for_slow_groups``).
 
@@ -22,13 +23,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 QUANTILE = 0.9
-"""Quantile of durations that a group is expected to take: durations have a heavy tail, so a mean is too low."""
+"""The quantile of durations taken as the expected one of a group: they have a heavy tail, so a mean is too low."""
 MIN_SAMPLES = 8
-"""With fewer episodes of an instance, those of its task are used; with fewer of the task, those of all tasks."""
+"""With fewer episodes of an instance, the episodes of its task are used; with fewer of its task, those of all tasks."""
 MAX_VERSIONS = 9
 """The pace is the median over this many versions: one pause for an evaluation does not change it."""
 MAX_KEYS = 4096
-"""Instances and tasks whose durations are stored; the least recently used are evicted."""
+"""Number of instances and tasks whose durations are kept; those with the oldest newest duration are evicted."""
 MAX_WAIT_IN_VERSIONS = 2.0
 """Longest wait of a trainer for slow groups, in typical durations of a version."""
 
@@ -41,9 +42,9 @@ class VersionSeen:
     since: float
     """Time of the trainer's first poll with this version."""
     last_taken_at: float
-    """Time of its last delivery with this version."""
+    """Time of the trainer's last delivery with this version."""
     groups: int
-    """Groups that it got with it."""
+    """Groups that the trainer took with this version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,7 @@ class Pace:
     version_s: float | None = None
     """Seconds from one weight version to the next."""
     step_s: float | None = None
-    """The same without the time in which it waited for groups."""
+    """The same, without the time in which the trainer waited for groups."""
     groups_per_version: float | None = None
 
 
@@ -62,10 +63,10 @@ class GroupsAhead:
     """The backlog ahead of a group that would begin now, in groups."""
 
     taken: int
-    """Delivered since the newest version."""
+    """Groups delivered since the newest version."""
     ready: int
     running: int
-    """Begun and not ready."""
+    """Groups that have begun and are not ready."""
     trainer_waits: bool
     """True if the trainer polls and no group is ready."""
 
@@ -93,7 +94,7 @@ def version_at(seen: Sequence[VersionSeen], moment: float) -> int | None:
 def _groups_per_version(pace: Pace, ahead: GroupsAhead) -> float | None:
     """Returns how many groups the trainer takes for each version; None if unknown.
 
-    It is more than so far if the trainer waits although it has taken that many.
+    A trainer that has taken its usual number of groups and waits for more is expected to take twice what it has taken.
     """
     usual = pace.groups_per_version
     if usual is None or usual <= 0:
@@ -117,9 +118,10 @@ def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
 
 
 def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
-    """Returns True if a group should begin later: with a smaller backlog the trainer advances less while it plays.
+    """Returns True if a group should begin later, when the trainer with a smaller backlog advances less versions
+    while the group plays.
 
-    False for a group that would be too old even with an empty backlog: waiting does not help it.
+    False for a group that would be too old even with an empty backlog: to begin later does not help it.
     """
     if expected_s is None or not pace.version_s or not pace.groups_per_version:
         return False
@@ -135,8 +137,8 @@ def should_wait_for_slow_groups(
 ) -> bool:
     """Returns True if a poll should wait for a running group that began ``oldest_is_behind`` versions ago.
 
-    Only if the next step would make that group too old, and only while there is room for all groups that the devices
-    can begin during the trainer's next step, so that no device becomes idle.
+    True only if the next step would make that group too old, and only while there is room for all groups that the
+    devices can begin during the trainer's next step, so that no device becomes idle.
     """
     if oldest_is_behind is None or oldest_is_behind < lag or lag < 1:
         return False
@@ -168,15 +170,15 @@ class GroupTimes:
             del self._seen[next(iter(self._seen))]
 
     def expected_s(self, instance_id: str, task: str) -> float | None:
-        """Returns the seconds in which nine of ten such groups are complete; None with too few durations.
+        """Returns the seconds in which nine of ten groups of the instance are complete; None with too few durations.
 
-        A group is complete when its last member is: the quantile of its episodes' durations is 0.9 ** (1 / n).
+        A group is complete when the slowest of its n episodes is: that is the quantile 0.9 ** (1 / n) of one episode.
         """
         for key in self._keys(instance_id, task):
             times = self._seen.get(key) or ()
             if len(times) >= MIN_SAMPLES:
-                place = math.ceil(self._share * len(times)) - 1
-                return sorted(times)[min(len(times) - 1, place)]
+                rank = math.ceil(self._share * len(times)) - 1
+                return sorted(times)[min(len(times) - 1, rank)]
         return None
 
     @staticmethod

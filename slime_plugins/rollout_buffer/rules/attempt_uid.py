@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# At most 16 digits a part: every part that a client sends must fit into an integer column.
+# A part has at most 16 digits: clients send uids, and each part must fit into an integer column.
 _UID = re.compile(r"\.".join(["(0|[1-9][0-9]{0,15})"] * 5))
 
 
@@ -24,7 +24,7 @@ class AttemptUid:
 
     @classmethod
     def parse(cls, text: str) -> AttemptUid | None:
-        """Parses a uid; None if the text is none."""
+        """Parses a uid; returns None if the text is no uid."""
         found = _UID.fullmatch(text)
         if found is None:
             return None

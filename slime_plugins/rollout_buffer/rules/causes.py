@@ -1,4 +1,4 @@
-"""Pure: causes of the states of jobs and groups: a stable code for programs and a message for people."""
+"""Pure: why a job or a group has its state, as a stable code for programs and a message for people."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
 
 
 def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float] | None, *, own: bool) -> Cause:
-    """``filter_item`` left too few members; ``own`` if the generator defines that function."""
+    """Returns the cause of a group in which ``filter_item`` left too few members; ``own`` as in ``not_valid``."""
     message = f"filter_item kept {kept} of {group_size} members"
     if own:
         return Cause(CauseCode.ITEMS_FILTERED, f"the generator's own {message}")

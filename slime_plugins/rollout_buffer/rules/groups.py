@@ -1,4 +1,4 @@
-"""Pure: the verdict on a complete group: the five group functions and their order.
+"""Pure: the verdict on a group that gets no more members, by the five group functions in this order:
 
     is_valid_group → filter_item → normalize_group_data → pad_group_data      (get_group_data_meta_info separately)
 
@@ -28,7 +28,7 @@ GROUP_TIMEOUT_NOTE = (
     "ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
     "(attempt_timeout_seconds)"
 )
-"""A warning: the selection bias of a group timeout in a job that the service plays."""
+"""A note on jobs that the service plays with a group timeout, which biases the selection of members."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class GroupPolicy:
         return max(1, math.floor(self.group_size * ratio + RATIO_TOLERANCE))
 
     def accepts_short(self, count: int) -> bool:
-        """Returns True if a short group may be delivered: count / n reaches the ratio, without rounding."""
+        """Returns True if a group with ``count`` members may be delivered: count / n reaches the ratio, unrounded."""
         return count >= max(1.0, self.group_size * self.min_timeout_group_size_ratio - RATIO_TOLERANCE)
 
 
@@ -90,7 +90,7 @@ Members = Sequence[Member]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFunctions:
-    """The five functions; a generator may replace any. ``needs_items``: they read more than rewards."""
+    """The five functions; a generator may replace any. ``needs_items`` is True if they read more than rewards."""
 
     is_valid_group: Callable[[Members, GroupPolicy], bool]
     filter_item: Callable[[Member, GroupPolicy], bool]
@@ -184,8 +184,8 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
 def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
     """Fills the group up to n with dummies that are never trained, or (``padding: copy``) with copies as slime did.
 
-    Copies: rewards are scaled by n / members, then the first members are duplicated and both halves get half the
-    reward. No member is copied twice: dummies fill the rest.
+    With ``copy``, rewards are scaled by n / members. Then the first members are copied, and original and copy get half
+    of the reward each. No member is copied twice: dummies fill the rest.
     """
     missing = policy.group_size - len(members)
     if missing <= 0:

@@ -29,7 +29,7 @@ class Service:
 
 SUPERVISOR = Service(name="supervisor", beats_every_s=2.0, silent_after_s=15.0)
 GATEWAY = Service(name="gateway", beats_every_s=5.0, silent_after_s=15.0)
-"""Sent while sessions are open."""
+"""Sent while sessions of the gateway are open."""
 ENGINE = Service(name="engine of job ", beats_every_s=3.0, silent_after_s=15.0)
 """The trouble of a job's engine, sent by its runner or the gateway while the trouble lasts."""
 DEVICES = Service(name="devices of job ", beats_every_s=5.0, silent_after_s=60.0)

@@ -55,7 +55,7 @@ class FailedAttempts:
 def ending_of(
     groups: Mapping[GroupState, int], commonest: Mapping[GroupState, CountedCause], failures: FailedAttempts | None
 ) -> tuple[JobState, Cause]:
-    """Returns the final state of a job whose groups are all closed, with a cause if none of them could be delivered.
+    """Returns the final state of a job whose groups are all closed, with a cause if no group could be delivered.
 
     ``commonest`` has the most frequent cause of filtered and of failed groups.
     """

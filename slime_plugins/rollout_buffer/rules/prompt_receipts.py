@@ -1,4 +1,4 @@
-"""Pure: counts of the prompt checks of a trajectory's turns: did the engine run the prompt ids that were sent?"""
+"""Pure: counts the turns of a trajectory by whether the engine ran the prompt ids that were sent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PromptCounts:
     """Turns by the result of the prompt check. The names are those of the columns of ``prompt_sums``.
 
     ``untrained`` turns, whose prompt is unknown, are counted in another field as well. ``forked`` counts the additional
-    rows that differing prompts made necessary, ``extra_tokens`` the tokens that these repeat, of ``row_tokens`` in all
-    rows.
+    rows that differing prompts made necessary, ``extra_tokens`` the tokens that these rows repeat, and ``row_tokens``
+    the tokens of all rows.
     """
 
     equal: int = 0
@@ -63,7 +63,7 @@ def _rows(generations: Iterable[Generation]) -> list[TrainingRow]:
 
 
 def _as_sent(generations: Iterable[Generation]) -> list[Generation]:
-    """The turns with the prompt ids that were sent instead of those that the engine ran."""
+    """Returns the turns with the prompt ids that were sent in place of the ids that the engine ran."""
     return [
         replace(one, prompt_ids=one.prompt_receipt.sent_ids)
         if one.prompt_receipt is not None and one.prompt_receipt.sent_ids is not None

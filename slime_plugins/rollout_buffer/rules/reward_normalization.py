@@ -16,11 +16,11 @@ The return of token i of turn t is what is earned from there on, a turn being on
 
 with r the rewards of turns, ρ those of single tokens and γ the discount (Sutton and Barto, "Reinforcement Learning",
 2nd edition, 2018, equation 3.9). Within a turn nothing is discounted. A trajectory without rewards of turns is one turn
-that earned its reward: each of its tokens returns that.
+that earned its reward: the return of each of its tokens is this reward.
 
 The advantage is the return less the group's mean, over the group's standard deviation, as in GRPO (Shao et al.,
-"DeepSeekMath", 2024, arXiv:2402.03300, section 4.1.2). Each trajectory counts once in both, and each of its n turns
-1/n in it. Where every trajectory is one turn this is GRPO by trajectory, number for number.
+"DeepSeekMath", 2024, arXiv:2402.03300, section 4.1.2). In mean and deviation each trajectory has weight 1, and each
+of its n turns has weight 1/n. Where every trajectory is one turn this is GRPO by trajectory, number for number.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Z_SCORE_EPSILON = 1e-8
 
 
 def mean(values: Sequence[float]) -> float:
-    """Returns the mean, exactly rounded; 0 of no values."""
+    """Returns the mean, exactly rounded; 0 if there are no values."""
     return math.fsum(values) / len(values) if values else 0.0
 
 
 def z_scores(rewards: Sequence[float]) -> list[float]:
-    """Returns (reward - mean) / (population standard deviation + 1e-8) of each reward; all 0 if none differs."""
+    """Returns (reward - mean) / (population standard deviation + 1e-8) of each reward; all 0 for equal rewards."""
     middle, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     if deviation == 0.0:
         return [0.0] * len(rewards)
@@ -49,9 +49,9 @@ def z_scores(rewards: Sequence[float]) -> list[float]:
 def group_baseline(returns: Sequence[Sequence[float]], *, by_std: bool = True) -> tuple[float, float]:
     """Returns what to subtract from a group's returns and what to multiply them by, for advantages as in GRPO.
 
-    ``returns`` has the returns of each trajectory's turns; a trajectory of one reward is one turn. (mean, 0) where they
-    do not differ, or a group has fewer than two trajectories: then nothing has an advantage. The standard deviation is
-    the sample one (n - 1); ``by_std`` False leaves the division out.
+    ``returns`` has the returns of each trajectory's turns; a trajectory of one reward is one turn. The result is (mean,
+    0), so that nothing has an advantage, if the returns do not differ or are of fewer than two trajectories. The
+    standard deviation is that of a sample (n - 1); with ``by_std`` False nothing is divided by it.
     """
     played = [list(turns) for turns in returns if turns]
     middle = mean([mean(turns) for turns in played])
@@ -72,7 +72,7 @@ def token_returns(
 ) -> list[list[float]]:
     """Returns, for each trained turn, the return of each of its sampled tokens; ``lengths`` says how many they are.
 
-    One of the two rewards may be None and counts as 0. A turn without tokens has no returns of its own; what is earned
+    Rewards that are None count as 0. A turn without tokens has no returns of its own; what is earned
     after it still counts for the turns before it.
     """
     turns = len(lengths)

@@ -1,9 +1,9 @@
-"""Pure: selection bias: does the distribution of trained members differ from that of the submitted ones?
+"""Pure: selection bias, the difference between the distributions of trained and of submitted members.
 
 Two one-sided Mann-Whitney tests, by the normal approximation with ties. They assume nothing about the distribution of
 durations, whose tails are heavy.
 
-* Did groups that were lost for other reasons than their rewards take longer than the trained ones?
+* Did groups that were lost for other reasons than their rewards take longer than trained groups?
 * Did missing members play for longer than their siblings? The test is stratified by group.
 """
 
@@ -58,8 +58,8 @@ MISSING = (MemberOutcome.GIVEN_UP, MemberOutcome.FAILED)
 class FinishedMember:
     """One of the n members of a closed group; None is unknown. A missing member has no reward.
 
-    ``seconds`` is the duration of its successful attempt, or else of its longest. ``dummy`` is true if a dummy replaces
-    it in the trained group.
+    ``seconds`` is the duration of its successful attempt; without one, of its longest attempt. ``dummy`` is true if a
+    dummy replaces it in the trained group.
     """
 
     outcome: MemberOutcome
@@ -205,7 +205,7 @@ def missing_members(groups: Sequence[FinishedGroup]) -> MissingMembers | None:
 
 
 def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
-    """Returns statistics of lost groups if they are slower at a significance level of 1 %; else None."""
+    """Returns statistics of lost groups if they took longer than trained groups (significance level 1 %); else None."""
     lost = [group.seconds for group in groups if group.outcome is GroupOutcome.LOST]
     trained = [group.seconds for group in groups if group.outcome is GroupOutcome.TRAINED]
     if len(lost) < MIN_LOST or len(lost) + len(trained) < MIN_MEMBERS or not trained:
@@ -224,7 +224,7 @@ def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
 
 
 def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float:
-    """Returns the one-sided p-value that in each pair the first values are larger; 1 if all are equal."""
+    """Returns the p-value of a one-sided test whether the first values of each pair are larger; 1 if all are equal."""
     above, variance = 0.0, 0.0
     for these, those in strata:
         n, m = len(these), len(those)

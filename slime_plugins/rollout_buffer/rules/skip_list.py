@@ -1,4 +1,4 @@
-"""Pure: compares the stored groups of a job with the skip list of a resuming trainer, the groups that it consumed."""
+"""Pure: compares the stored groups of a job with the skip list of a resuming trainer, which names what it consumed."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Resumption:
     """The changes that a skip list makes, as group keys."""
 
     ready_again: list[int]
-    """Delivered, but not consumed: delivered again, including groups whose lease expired."""
+    """Groups that were delivered but not consumed, also those whose lease expired: they are delivered again."""
     reported_again: list[int]
-    """Filtered or failed, and not in the trainer's checkpoint: reported again."""
+    """Filtered or failed groups that the skip list does not name: they are reported again."""
     skipped: list[int]
-    """Not delivered yet, but consumed in an earlier run."""
+    """Groups that were not delivered, but consumed in an earlier run of the trainer: they are skipped."""
     consumed: list[int]
-    """Consumed although their lease expired without an ack: not delivered again."""
+    """Groups that were consumed although their lease expired without an ack: they are not delivered again."""
     not_skipped: list[int] = field(default_factory=list)
-    """Skipped by an earlier list, and not in this one: the trainer resumed from an older checkpoint."""
+    """Groups that an earlier list skipped and this list does not name: the trainer resumed from an older checkpoint."""
     not_used: Mapping[str, int] = field(default_factory=dict)
-    """Entries without a stored group, by instance: they skip groups that have no row yet."""
+    """Number of entries without a stored group, by instance: they skip groups that have no row yet."""
 
 
 def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str]) -> Resumption:

@@ -1,7 +1,7 @@
 """Pure: the typed settings of a stored job that rules on states and groups use, with their defaults.
 
-``wire.job_settings.JobSettings`` has the limits and meaning of each and validates a request; these are read from the
-job's row. A job stored before a setting existed has its default.
+``wire.job_settings.JobSettings`` has meaning and limits of each setting, and validates requests; ``StoredSettings`` is
+read from the job's row. A job that was stored before a setting existed has the setting's default.
 """
 
 from __future__ import annotations

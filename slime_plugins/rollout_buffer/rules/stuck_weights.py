@@ -24,7 +24,7 @@ class StuckCounter(StrEnum):
     """Whose weight version does not change."""
 
     ENGINE = "engine"  # the trainer's version advances, and new episodes are sampled by old versions
-    TRAINER = "trainer"  # it takes the groups of several steps at one version
+    TRAINER = "trainer"  # the trainer takes the groups of several steps at one version
     UNKNOWN = "unknown"  # no episode names a version
 
 
@@ -39,7 +39,7 @@ class SampledEpisode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StuckWeights:
-    """Evidence from ``count`` of ``examined`` episodes or steps; ``version`` is the one that does not change."""
+    """Evidence from ``count`` of ``examined`` episodes or steps; ``version`` is the version that does not change."""
 
     who: StuckCounter
     count: int
@@ -55,8 +55,8 @@ def stuck_weights(
 
     ``seen`` are the trainer's versions, oldest first, ``newest`` the newest episodes, and ``steps`` the number of
     training steps that the trainer made at its newest version. An episode counts against the engine if, when it
-    *began*, the trainer was already more than ``lag`` + 1 versions ahead of the version that sampled it. Its duration
-    does not matter.
+    *began*, the trainer was already more than ``lag`` + 1 versions ahead of the version that sampled it. How long
+    the episode played does not matter.
     """
     beyond = (UNBOUNDED_LAG if lag is None else lag) + 2
     named = [one for one in newest if one.oldest_version is not None]

@@ -32,7 +32,7 @@ class EpisodeFacts:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Returns the mean of the values that are known; None if none is."""
+    """Returns the mean of the values that are known; None if no value is."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -53,7 +53,7 @@ def facts_of(
 
 
 def forks_of(extra_info: Mapping[str, Any]) -> int:
-    """Returns how many branches the recorder of a session noted, beyond the first of each place."""
+    """Returns how many forks the recorder of a session noted: branches beyond the first from the same turn."""
     session = extra_info.get("gateway", extra_info.get("remote_rollout"))
     forks = session.get("forks") if isinstance(session, Mapping) else None
     return len(forks) if isinstance(forks, list) else 0

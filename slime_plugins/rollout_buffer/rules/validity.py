@@ -1,4 +1,4 @@
-"""Which numbers are rewards, token ids and log-probs. Pure.
+"""Pure: which numbers are valid rewards, token ids and log-probs.
 
 They arrive from engines and over HTTP, and are trained without further checks: an id without an embedding crashes the
 trainer, an invalid log-prob or reward corrupts its gradients.
@@ -17,15 +17,15 @@ MAX_VOCABULARY: Final = 2**24
 ROUNDING: Final = 1e-3
 """A log-prob computed in half precision may exceed 0 by this much."""
 LOWEST_LOG_PROB: Final = -3.0e38
-"""A smaller number is infinite in float32. Both bounds hold also for log-probs in written items (``wire.checks``)."""
+"""A smaller number is infinite in float32. ``wire.checks`` has the same two bounds for log-probs in written items."""
 
 
 def as_reward(value: Any) -> float:
     """Returns a reward as a number.
 
     Raises:
-        ValueError: it is a truth value or a text, not finite, or too large for 32 bits. The message continues a
-            sentence that begins with the name of the reward ("reward must be …").
+        ValueError: the value is no number, is not finite, or is too large for 32 bits. The message continues a sentence
+            that begins with the name of the reward ("reward must be …").
     """
     kind = type(value).__name__
     if isinstance(value, str | bytes) or kind in ("bool", "bool_") or not hasattr(value, "__float__"):
@@ -47,8 +47,8 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
     """Returns the rewards of the trained turns, None if there are none.
 
     Raises:
-        ValueError: it is no list, has a number that is no reward, or has not one for each of the ``turns`` that are
-            trained. The message continues a sentence, as that of ``as_reward``.
+        ValueError: the value is no list, has an entry that is no reward, or has not one entry for each of the ``turns``
+            that are trained. The message continues a sentence, as the message of ``as_reward`` does.
     """
     if value is None:
         return None
@@ -56,12 +56,12 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
 
 
 def as_token_rewards(value: Any, lengths: Sequence[int | None]) -> tuple[tuple[float, ...] | None, ...] | None:
-    """Returns the additional rewards of the sampled tokens of each trained turn; None for all or a turn without any.
+    """Returns the additional rewards of the sampled tokens of each trained turn; a turn without any is None, as is all.
 
     ``lengths`` has the sampled tokens of each trained turn, None where they are not known.
 
     Raises:
-        ValueError: as ``as_turn_rewards``, or a turn has not one number for each token.
+        ValueError: as ``as_turn_rewards``; or the rewards of a turn are not one number for each token.
     """
     if value is None:
         return None
@@ -92,7 +92,7 @@ def _check_count(value: Any, count: int, of_what: str) -> None:
 
 
 def checked_log_prob(value: object) -> float | None:
-    """Returns a log-prob, rounding errors above 0 clipped; None if it is no number, not finite, or above 0."""
+    """Returns a log-prob, with a rounding error above 0 clipped; None if it is no number, not finite, or above 0."""
     if type(value) not in (int, float):
         return None
     try:

@@ -1,7 +1,7 @@
 """Pure: the order of the weight versions that sampled a trajectory.
 
-They are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of the earlier
-run may still arrive.
+Versions are ordered within one run of the trainer: a trainer that resumes counts from 0 again, while results of its
+earlier run may still arrive.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from slime_plugins.rollout_buffer.types import Generation, version_number
 MAX_STEP = 1000
 """A version further ahead of the newest known one is an outlier: a timestamp, or another counter."""
 MAX_FIRST_VERSION = 1_000_000
-"""The same limit while no version is known: a run may begin at the number of its last step."""
+"""The limit while no version of the run is known: a run may begin at the number of the last step before it."""
 MAX_STRAGGLER_DISTANCE = 16
-"""Versions before the end of the earlier run in which its late results lie."""
+"""A late result of the earlier run is at most this many versions behind the end of that run."""
 
 VersionRange = tuple[int, int]
 """The oldest and the newest weight version that sampled some of the tokens."""
@@ -40,7 +40,7 @@ class VersionOrigin(Enum):
 
     OF_THIS_RUN = auto()
     OF_AN_EARLIER_RUN = auto()
-    OUTLIER = auto()  # too far ahead of the newest: ignored for all other items
+    OUTLIER = auto()  # too far ahead of the newest: it does not become the newest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

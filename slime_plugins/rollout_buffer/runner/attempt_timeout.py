@@ -1,4 +1,4 @@
-"""The time limit of an attempt: nothing else stops a generator whose ``play()`` hangs.
+"""The time limit of an attempt, which alone stops a generator whose ``play()`` hangs.
 
 The limit excludes the wait for a device (the phase ``acquire``): the length of the queue is no property of the episode,
 and the device pool has its own limit for it.
@@ -27,7 +27,7 @@ class AttemptTimeout:
     """A tracer that adds up the seconds of an attempt's phases and cancels the attempt at its limit."""
 
     def __init__(self, limit_s: float | None, tracer: Tracer) -> None:
-        """``limit_s`` None is no limit; spans are passed on to ``tracer``."""
+        """If ``limit_s`` is None, there is no limit. Spans are passed on to ``tracer``."""
         self._limit_s = limit_s
         self._tracer = tracer
         self._began = self._now()
@@ -56,7 +56,7 @@ class AttemptTimeout:
         """Waits until the task is done, with or without an error.
 
         Raises:
-            AttemptTimeoutError: the limit was reached and the task cancelled.
+            AttemptTimeoutError: the limit was reached, and the task was cancelled.
         """
         while not task.done():
             left_s = self._left_s()

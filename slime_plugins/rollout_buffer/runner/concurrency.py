@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ConcurrencyLimiter:
-    """A semaphore whose limit may change at any time; lowering it releases nothing."""
+    """A semaphore whose limit may change at any time; a lower limit takes nothing from present holders."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -39,7 +39,7 @@ class ConcurrencyLimiter:
         return self._limit
 
     def set_limit(self, limit: int) -> None:
-        """Changes the limit; below the number of holders, nothing is acquired until enough of them released."""
+        """Changes the limit; while there are more holders than the limit, nobody acquires it."""
         self._limit = limit
         self._changed.set()
 
@@ -165,12 +165,12 @@ class ConcurrencyController:
             return seen
         counted, before = self._totals(), self._window.counted
         turns = counted.turns - before.turns
-        came_back = max(turns, counted.episodes - before.episodes)
+        returned = max(turns, counted.episodes - before.episodes)
         if not self._is_steady:
-            if came_back >= seen.playing:
+            if returned >= seen.playing:
                 self._is_steady, self._window = True, self._new_window()
             return None
-        if came_back < max(seen.playing, MIN_TURNS if turns else MIN_EPISODES):
+        if returned < max(seen.playing, MIN_TURNS if turns else MIN_EPISODES):
             return None
         work = counted.tokens - before.tokens if turns else counted.episodes - before.episodes
         return replace(seen, rate=work / (self._clock() - self._window.began))

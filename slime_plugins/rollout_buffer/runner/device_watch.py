@@ -40,7 +40,7 @@ class DeviceWatch:
             self._since_summary_s += DEVICES.beats_every_s
 
     async def report(self) -> None:
-        """Stores one report; skips it if it is unknown how the devices are."""
+        """Stores one report; skips it if the devices do not answer."""
         if not isinstance(self._generator, ReportsDevices):
             return
         try:
@@ -56,7 +56,7 @@ class DeviceWatch:
             logger.exception("job %s: the generator's device report is invalid", self._job_id)
 
     async def _ask(self, generator: ReportsDevices) -> Mapping[str, Any]:
-        """Returns the generator's report, or one without devices: ``unreachable`` is the reason."""
+        """Returns the generator's report; if the devices died, a report with the reason under ``unreachable``."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await generator.devices()

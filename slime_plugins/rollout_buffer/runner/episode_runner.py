@@ -60,7 +60,7 @@ class _StoppedError(Exception):
 
 
 class _Tried(Enum):
-    """The effect of an attempt on its slot."""
+    """What an attempt means for its slot."""
 
     DONE = auto()  # the slot needs no further attempt
     FAILED = auto()
@@ -113,7 +113,7 @@ class EpisodeRunner:
         controller: ConcurrencyController | None,
         tracer: Tracer,
     ) -> None:
-        """``controller`` changes the concurrency limit, None if fixed; ``tracer`` gets a span for each attempt."""
+        """``controller`` changes the concurrency limit (None: it is fixed); ``tracer`` gets a span for each attempt."""
         self._job = job
         self._generator = generator
         self._engine = engine
@@ -168,7 +168,7 @@ class EpisodeRunner:
             await self._limiter.acquire()
             failures = progress.get(slot, (False, 0))[1]
             task = episodes.create_task(self._fill(group, slot, failures, instance))
-            task.add_done_callback(lambda _: self._limiter.release())  # also of a task cancelled before it began
+            task.add_done_callback(lambda _: self._limiter.release())  # also for a task cancelled before it began
             group.tasks.add(task)
 
     async def _fill(self, group: _RunningGroup, slot: int, failures: int, instance: Instance) -> None:
@@ -203,7 +203,7 @@ class EpisodeRunner:
         record = group.record
         try:
             number = await self._job.stored(self._job.buffer.begin_attempt, self._job.fence, record, slot)
-        except JobPausedError:  # the watch runs only at intervals
+        except JobPausedError:  # paused since the last refresh of the job
             self._job.may_play.clear()
             return _Tried.NOT_COUNTED
         if number is None:
@@ -260,8 +260,8 @@ class EpisodeRunner:
         """Plays the episode in a task of its own, so that it can be cancelled without cancelling the slot.
 
         Raises:
-            AttemptTimeoutError: it took too long.
-            GeneratorError: it exited, or awaited a task that it had cancelled itself.
+            AttemptTimeoutError: the attempt took too long.
+            GeneratorError: ``play()`` exited, or awaited a task that it had cancelled itself.
             _StoppedError: the job is drained with ``stop``.
         """
         limit = AttemptTimeout(self._job.settings.attempt_timeout_seconds, self._tracer)
@@ -281,7 +281,7 @@ class EpisodeRunner:
         return EpisodeRequest(
             uid=record.attempt_uid(slot, attempt),
             job_id=self._job.record.job_id,
-            instance=copy.deepcopy(instance),  # what one play changes in it, its siblings do not get
+            instance=copy.deepcopy(instance),  # so that its siblings do not see what play() changes in it
             epoch=record.epoch,
             slot=slot,
             attempt=attempt,
@@ -291,26 +291,27 @@ class EpisodeRunner:
         )
 
     def _sampling_params(self, record: GroupRecord, slot: int) -> SamplingParams:
-        """Returns the sampling parameters of a slot; a job's seed gives each slot one of its own, the same in each
-        attempt."""
+        """Returns the sampling parameters of a slot; a job's seed gives each slot a seed of its own, which all attempts
+        at the slot share."""
         params, seed = self._job.settings.sampling(), self._job.settings.sampling_seed
         if seed is None:
             return params
         named = f"{seed}/{record.epoch}/{record.instance_id}/{slot}"
-        own = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits: fits every engine
-        return replace(params, extra={**params.extra, "sampling_seed": own})
+        slot_seed = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits fit any engine
+        return replace(params, extra={**params.extra, "sampling_seed": slot_seed})
 
     async def _give_up(self, record: GroupRecord, slot: int, attempt: int, failure: AttemptFailure) -> None:
         if not failure.given_up:
             job_id, instance_id = self._job.record.job_id, record.instance_id
-            about = (job_id, slot, instance_id, attempt, failure.code, failure.message)
-            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s", *about)
+            details = (job_id, slot, instance_id, attempt, failure.code, failure.message)
+            logger.warning("job %s: slot %d of %s, attempt %d: %s: %s", *details)
         await self._job.stored(self._job.buffer.fail_attempt, self._job.fence, record, slot, attempt, failure)
         if not failure.given_up:
             await self._stop_when_all_fail(failure.code, record.instance_id)
 
     async def _has_evaluation_results(self) -> bool:
-        """Returns True for an evaluation with results: it goes on, and reports the tasks that could not be played."""
+        """Returns True for an evaluation that has results: it is not failed, and reports the tasks that could not be
+        played."""
         if not self._job.settings.evaluation:
             return False
         return await self._job.stored(self._job.buffer.count_trajectories, self._job.key) > 0
@@ -350,7 +351,7 @@ class EpisodeRunner:
 
 
 async def _without_exit(generator: Generator, request: EpisodeRequest) -> Trajectory:
-    """Plays; converts an exit, such as that of a program that a model wrote, into an error: it would end the runner."""
+    """Plays; turns an exit into an error, because it would end the runner: a program that a model wrote may exit."""
     try:
         return await generator.play(request)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -376,7 +377,7 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
 
 
 def _checked(trajectory: Trajectory, request: EpisodeRequest) -> Trajectory:
-    """Returns the trajectory with its rewards as floats: those of NumPy cannot be stored."""
+    """Returns the checked trajectory, with its rewards as floats: rewards of NumPy's types cannot be stored."""
     if trajectory.outcome is Outcome.ABORTED:
         raise EpisodeError("the episode was aborted from outside: its reward is unknown, not 0")
     rewards = {"reward": trajectory.reward}

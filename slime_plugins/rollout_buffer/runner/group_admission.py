@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.types import Instance
 
 GROUPS_READ_AHEAD = 64
 MAX_PASSED_OVER = 32
-"""How many later groups may begin before a deferred one."""
+"""Largest number of later groups that may begin before a deferred group."""
 POLL_INTERVAL_S = 0.5
 
 Stored = Callable[..., Awaitable[Any]]
@@ -26,8 +26,8 @@ class GroupAdmission:
     """Yields the open groups of one job, each when it may begin.
 
     ``max_groups_ahead`` and ``max_groups_ready`` hold for every job. With ``staleness_policy: admit``,
-    ``rules.admission`` limits how many may begin, and may defer slow groups. Groups that had begun before a restart
-    continue in any case.
+    ``rules.admission`` also limits how many groups may begin, and may defer slow groups. Groups that had begun before
+    a restart of the runner continue without these limits.
     """
 
     def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, played: Callable[[], int]) -> None:
@@ -74,7 +74,7 @@ class GroupAdmission:
     async def _wait_for_room(self) -> AdmissionState | None:
         """Waits while the number of groups in play or ready is at the job's limit."""
         while True:
-            # Counted before the query: a group that becomes ready in between counts twice rather than not at all.
+            # Counted before the query, so that a group that becomes ready in between is counted twice, not left out.
             played = self._played()
             is_full = await self._is_full(played)
             state = await self._admission_state(played)
@@ -99,12 +99,12 @@ class GroupAdmission:
         return state
 
     def _choose(self, state: AdmissionState | None) -> GroupRecord:
-        """Returns the first of the next groups that need not be deferred, or else the first of all."""
+        """Returns the first of the next groups that need not be deferred; the first of all if each should be."""
         if state is None:
             return self._next[0]
-        for place, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):
+        for index, group in enumerate(list(self._next)[:MAX_PASSED_OVER]):
             if self._passed_over[group.key] >= MAX_PASSED_OVER or not self._is_too_slow_now(group, state):
-                self._passed_over.update(passed.key for passed in list(self._next)[:place])
+                self._passed_over.update(passed.key for passed in list(self._next)[:index])
                 return group
         return self._next[0]
 

@@ -1,6 +1,6 @@
-"""Runs one job in one process: starts its generator, plays, and closes everything.
+"""Runs one job in one process: starts its generator, plays its episodes, and closes generator and engine.
 
-``EpisodeRunner`` runs generators that play one episode per call, ``PlainRunner`` those in slime's plain form.
+``EpisodeRunner`` runs generators that play one episode per call, ``PlainRunner`` generators in slime's plain form.
 
 After a crash the next runner takes a higher fencing number, abandons the previous runner's attempts, and continues with
 the open slots.
@@ -57,7 +57,7 @@ class JobRunner:
         ray_address: str | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """``buffer_url`` is the address that plain generators write to, ``ray_address`` the cluster with the devices.
+        """``buffer_url`` is the address to which plain generators write, ``ray_address`` the cluster with the devices.
 
         ``tracer`` gets a span for each attempt and its phases.
         """
@@ -197,7 +197,7 @@ async def _watch(devices: DeviceWatch, controller: ConcurrencyController | None)
 
 
 def _bounds(settings: JobSettings, group_size: int) -> Bounds:
-    """Returns the bounds of the concurrency limit; equal if ``num_process`` is a number."""
+    """Returns the bounds of the concurrency limit; both are ``num_process`` if it is a number."""
     if settings.num_process != AUTO:
         return Bounds(min_limit=settings.places(), max_limit=settings.places(), step=1)
     max_limit = settings.num_process_max

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one job's runner. Returns 0, also for a job that failed: the buffer has its cause."""
+    """Runs one job's runner. Returns 0 also for a job that failed, whose cause is stored."""
     options = _parser().parse_args(arguments)
     set_up_logging()
     buffer = Buffer(Store(options.data_dir, max_bytes=options.max_data_bytes))
@@ -61,7 +61,7 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
     """Loads the generator's file; if the file no longer has the task type, searches all generator files.
 
     Raises:
-        GeneratorError: that file does not load, or no file has the task type.
+        GeneratorError: the generator's file does not load, or no file has the task type.
     """
     file: Path | None = options.generator_file
     if file is not None and (file.suffix != ".py" or file.is_file()):

@@ -31,9 +31,9 @@ class PlainRunner:
         self._buffer_url = buffer_url
 
     async def run(self, run_rollout: RunRollout) -> None:
-        """Runs until ``run_rollout`` returns or the job is over; an exception of it fails the job.
+        """Runs until ``run_rollout`` returns or the job is over; an exception of ``run_rollout`` fails the job.
 
-        When it has returned, slots without a trajectory fail.
+        When ``run_rollout`` has returned, all groups that are still open are judged and closed.
 
         Raises:
             FencedError: another runner has taken over.

@@ -1,4 +1,4 @@
-"""The job of a runner: its latest record, and access to the store through one thread."""
+"""The job that a runner plays: its latest record, and its access to the store, through one thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class FencedError(Exception):
-    """Another runner has taken over: this one stops and writes nothing more."""
+    """Another runner has taken over, or the job is over: this runner stops and writes nothing more."""
 
 
 class PlayedJob:
@@ -48,7 +48,7 @@ class PlayedJob:
 
     @property
     def is_exact(self) -> bool:
-        """True if the engine takes and returns token ids; only then trajectories keep their generations."""
+        """True if the engine takes and returns token ids; otherwise generations are not stored."""
         return self.settings.engine_api != "openai"
 
     async def begin(self) -> None:
@@ -59,11 +59,11 @@ class PlayedJob:
         logger.info("job %s: runner %d begins", self.record.job_id, self.fence)
 
     def close(self) -> None:
-        """Waits for pending writes."""
+        """Waits for pending calls of the store, and ends its thread."""
         self._store_thread.shutdown(wait=True)
 
     async def until_over(self, work: Awaitable[None], on_refresh: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Runs ``work`` until it or the job is over, then cancels it; calls ``on_refresh`` after each refresh.
+        """Runs ``work`` until it returns, or cancels it when the job is over; calls ``on_refresh`` after each refresh.
 
         Raises:
             FencedError: another runner has taken over.

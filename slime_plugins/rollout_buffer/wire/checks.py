@@ -61,7 +61,7 @@ def misspelt_key_messages(given: Iterable[str], known: Iterable[str], prefix: st
 
 
 def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
-    """Raises ``ValueError`` for keys that are nearly known ones which the record lacks."""
+    """Raises ``ValueError`` for unknown keys that resemble a known key which the record lacks."""
     if wrong := misspelt_key_messages((key for key in record if key not in known), known - record.keys()):
         raise ValueError("." + "; ".join(wrong))
 
@@ -100,7 +100,7 @@ def identifier(value: Any, where: str) -> str:
     """Returns an id as a string (integers are taken as well).
 
     Raises:
-        InvalidPayloadError: missing, empty, longer than 256 characters, or with control characters.
+        InvalidPayloadError: it is missing, empty, longer than 256 characters, or has control characters.
     """
     try:
         return checked_identifier(value)
@@ -148,7 +148,7 @@ def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record
     """Calls a pydantic validator and returns its result.
 
     Raises:
-        InvalidPayloadError: one sentence for each thing that is wrong; it starts with where that stands.
+        InvalidPayloadError: one sentence for each error, which starts with the position of the wrong value.
     """
     try:
         return validate(value)
@@ -166,8 +166,8 @@ def _sentence(error: ErrorDetails, where: str) -> str:
     if error["type"] == "extra_forbidden":
         return f"{path} is not known: what is yours goes into extra_info"
     if error["type"] == "value_error":
-        said = str(error["ctx"]["error"])
-        return f"{path}{said}" if said.startswith((".", "[")) else f"{path} {said}"
+        message = str(error["ctx"]["error"])
+        return f"{path}{message}" if message.startswith((".", "[")) else f"{path} {message}"
     if error["type"] in _KINDS_WANTED:
         return f"{path} must be {_KINDS_WANTED[error['type']]}, not {_input_in_error(error['input'])}"
     wanted, colon, reason = error["msg"].replace("Input should be", "must be").partition(": ")

@@ -1,4 +1,4 @@
-"""Generations on the wire: each prompt is the length of the prefix shared with the previous sequence, plus new ids."""
+"""Generations on the wire: a prompt is the length of the prefix that it shares with the last sequence, and new ids."""
 
 from __future__ import annotations
 
@@ -147,18 +147,18 @@ def joined_generations(entries: Sequence[GenerationEntry]) -> tuple[Generation, 
         InvalidPayloadError: ``keep`` reaches beyond the generation before, or all ids together are too many.
     """
     generations: list[Generation] = []
-    held: list[int] = []
+    last_ids: list[int] = []
     total = 0
-    shown: tuple[str, ...] = ()
+    last_images: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
     for index, entry in enumerate(entries):
-        generation = _joined(entry, held, shown, sent, f"generations[{index}]")
+        generation = _joined(entry, last_ids, last_images, sent, f"generations[{index}]")
         generations.append(generation)
-        held = [*generation.prompt_ids, *generation.output_ids]
-        total += len(held)
+        last_ids = [*generation.prompt_ids, *generation.output_ids]
+        total += len(last_ids)
         if total > MAX_GENERATION_IDS:
             raise InvalidPayloadError(f"generations hold more than {MAX_GENERATION_IDS} ids together")
-        shown, sent = generation.images or (), _sent_images(generation)
+        last_images, sent = generation.images or (), _sent_images(generation)
     return tuple(generations)
 
 
@@ -179,13 +179,13 @@ def _joined_images(
 
 
 def _joined(
-    entry: GenerationEntry, held: Sequence[int], shown: Sequence[str], sent: Sequence[str], where: str
+    entry: GenerationEntry, last_ids: Sequence[int], last_images: Sequence[str], sent: Sequence[str], where: str
 ) -> Generation:
-    if entry.keep > len(held):
-        raise InvalidPayloadError(f"{where}.keep is {entry.keep}, but the generation before it has {len(held)} ids")
-    prompt_ids = [*held[: entry.keep], *entry.prompt_ids]
+    if entry.keep > len(last_ids):
+        raise InvalidPayloadError(f"{where}.keep is {entry.keep}, but the generation before it has {len(last_ids)} ids")
+    prompt_ids = [*last_ids[: entry.keep], *entry.prompt_ids]
     log_probs = entry.output_log_probs
-    if log_probs and max(log_probs) > 0:  # rounding of a sure token
+    if log_probs and max(log_probs) > 0:  # the log-prob of a certain token, rounded above 0
         log_probs = [min(number, 0.0) for number in log_probs]
     return Generation(
         prompt_ids=prompt_ids,
@@ -198,7 +198,7 @@ def _joined(
             WeightVersionSpan(weight_version=str(span.weight_version or ""), start=span.start, end=span.end)
             for span in entry.weight_version_spans
         ),
-        images=_joined_images(entry, shown, where),
+        images=_joined_images(entry, last_images, where),
         prompt_tokens=entry.prompt_tokens,
         cached_tokens=entry.cached_tokens,
         records={kind: RecordBytes(sha256) for kind, sha256 in entry.records.items()},
@@ -237,19 +237,19 @@ def record_hashes(generations: Iterable[Generation]) -> list[str]:
 def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
     """Encodes each prompt as the length of the prefix shared with the previous sequence, plus new ids."""
     encoded: list[dict[str, Any]] = []
-    held: list[int] = []
-    shown: tuple[str, ...] = ()
+    last_ids: list[int] = []
+    last_images: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
     for generation in generations:
-        keep = common_prefix_length(held, generation.prompt_ids)
+        keep = common_prefix_length(last_ids, generation.prompt_ids)
         entry = _encode_generation(generation, keep)
         if generation.images is not None:
-            entry |= _encode_images(generation.images, shown)
+            entry |= _encode_images(generation.images, last_images)
         if generation.prompt_receipt is not None and generation.prompt_receipt.images:
             entry["prompt_receipt"] |= _encode_images(generation.prompt_receipt.images, sent)
         encoded.append(entry)
-        held = [*generation.prompt_ids, *generation.output_ids]
-        shown, sent = generation.images or (), _sent_images(generation)
+        last_ids = [*generation.prompt_ids, *generation.output_ids]
+        last_images, sent = generation.images or (), _sent_images(generation)
     return encoded
 
 

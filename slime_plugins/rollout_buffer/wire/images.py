@@ -24,7 +24,8 @@ _MEDIA_TYPE_BY_MAGIC = (
 
 
 def take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:
-    """Returns the message with hashes in place of inline screenshots, which are added to ``came``."""
+    """Returns the message with hashes in place of inline screenshots, which are added to ``came``; adds the hashes of
+    all its screenshots to ``shown``."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
@@ -55,7 +56,7 @@ def decode_data_uri(uri: str, where: str = "image") -> Image:
     """Decodes a ``data:image/...;base64,`` URI.
 
     Raises:
-        InvalidPayloadError: not base64, or not the PNG, JPEG or WebP that it says it is.
+        InvalidPayloadError: the URI is not base64, or does not hold the PNG, JPEG or WebP that it declares.
     """
     match = _DATA_URI.match(uri)
     if match is None:

@@ -2,7 +2,7 @@
 
 A written episode is nearly all base64. Cut out of the raw bytes, that text never becomes a Python string, and what is
 left to parse is small. Only what is certainly an image URL is taken: ``"url": "data:image/...`` between quotes that
-cannot stand inside a JSON string, where they would be escaped. Anything else is left for ``wire`` to judge.
+cannot stand inside a JSON string, where they would be escaped. Anything else is left to the parser.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Items on the wire: what written and delivered ones have in common, and delivered ones as a trainer receives them."""
+"""Items on the wire: fields that written and delivered items share, and delivered items as a trainer receives them."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ TurnRewards = tuple[tuple[float, ...] | None, tuple[tuple[float, ...] | None, ..
 def checked_turn_rewards(
     fields: Mapping[str, Any], messages: Sequence[Message], generations: Sequence[Generation], where: str = ""
 ) -> TurnRewards:
-    """Returns ``turn_rewards`` and ``token_rewards`` of an object, held to the trajectory's turns that are trained.
+    """Returns ``turn_rewards`` and ``token_rewards`` of an object, checked against the trained turns of the trajectory.
 
     Raises:
-        InvalidPayloadError: no list, a number that is no reward, or not one for each turn (and token).
+        InvalidPayloadError: a value is no list, an entry is no reward, or a turn (or token) has not one entry.
     """
     if fields.get("turn_rewards") is None and fields.get("token_rewards") is None:
         return None, None

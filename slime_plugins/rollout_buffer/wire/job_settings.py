@@ -1,6 +1,6 @@
 """The settings of a job: input, sampling, rules for groups, limits, with their meaning, default and bounds.
 
-A default that rules on a stored job need, too, is in ``rules.stored_settings``.
+Defaults that the rules on stored jobs need as well are in ``rules.stored_settings``.
 """
 
 from __future__ import annotations
@@ -123,18 +123,18 @@ class JobSettings(BaseModel):
     """A job with undelivered groups is paused after so long without a poll; the next poll resumes it. None: never."""
 
     @model_validator(mode="after")
-    def _has_a_range_of_concurrency(self) -> Self:
+    def _has_ordered_concurrency_limits(self) -> Self:
         if (self.num_process_min or 1) > self.num_process_max:
             raise ValueError("num_process_min: it is larger than num_process_max")
         return self
 
     def places(self) -> int:
-        """Returns the number of threads of a plain generator: ``num_process``, or its default with ``auto``."""
+        """Returns ``num_process`` as a number, which is its default for ``auto``."""
         return FIXED_NUM_PROCESS if self.num_process == AUTO else int(self.num_process)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keys for the generator: those that are no settings."""
+        """The keys that are no settings: they are for the generator."""
         return dict(self.model_extra or {})
 
     def sampling(self) -> SamplingParams:

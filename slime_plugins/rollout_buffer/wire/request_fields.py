@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER
 from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, checked_identifier
 
 MAX_NESTING = 100
-"""Levels of a job's settings, and of bodies to the gateway and to rollout servers: all can be written as JSON again."""
+"""Deepest nesting of a job's settings, and of bodies to the gateway and to rollout servers: JSON can hold it."""
 MAX_COUNT = 1_000_000_000
 """Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
 
@@ -38,7 +38,7 @@ def _no_bool(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-def _holdable(value: int) -> int:
+def _exact_integer(value: int) -> int:
     if abs(value) > MAX_EXACT_INTEGER:
         raise ValueError("must be an integer that JSON readers hold exactly, up to 2^53")
     return value
@@ -65,7 +65,7 @@ def _http_url(value: str) -> str:
     return value.rstrip("/")
 
 
-Count = Annotated[int, BeforeValidator(_no_bool), AfterValidator(_holdable)]
+Count = Annotated[int, BeforeValidator(_no_bool), AfterValidator(_exact_integer)]
 Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
 Ratio = Annotated[Number, Field(ge=0, le=1)]
 HttpUrl = Annotated[str, StringConstraints(max_length=2048), AfterValidator(_http_url)]

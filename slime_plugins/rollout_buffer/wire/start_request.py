@@ -64,7 +64,7 @@ JobName = Annotated[Identifier, AfterValidator(_nameable)]
 
 
 def _lines(value: Any) -> list[dict[str, Any]]:
-    """Checks line by line, so that other threads run in between; pydantic would hold the lock for all lines."""
+    """Checks line by line, so that other threads run in between; pydantic would hold the GIL for all lines."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INLINE_INSTANCES:
         raise ValueError(f"must be a list of 1 to {MAX_INLINE_INSTANCES} objects")
     for at, line in enumerate(value):

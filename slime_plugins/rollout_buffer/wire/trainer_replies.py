@@ -131,7 +131,7 @@ class RolloutData:
 
 
 def decode_start_reply(reply: Any) -> StartReply:
-    """Checks the reply to ``start_rollout``; raises ``InvalidReplyError`` on anything else."""
+    """Checks the reply to ``start_rollout``; raises ``InvalidReplyError`` if it is something else."""
     try:
         return checked(StartReply.model_validate, reply, "the buffer's reply to start_rollout")
     except InvalidPayloadError as error:
@@ -157,7 +157,7 @@ def decode_rollout_data(reply: Any) -> RolloutData:
 
 
 def decode_item(item: Any, position: int = 0) -> RolloutItem:
-    """Decodes one delivered item; a malformed one comes back with ``error`` and ``remove_sample`` set."""
+    """Decodes one delivered item; a malformed item is returned with ``error`` and ``remove_sample`` set."""
     try:
         return _decode_item(item, checked(Item.model_validate, item, f"item {position}"))
     except InvalidPayloadError as error:

@@ -1,4 +1,4 @@
-"""Items as a program writes them, checked, and as they are stored."""
+"""Items as programs write them, their checks, and items as they are stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 
 
 def _with_content(message: Message) -> Message:
-    """Refuses messages that a chat template would skip silently, so that they were missing in training."""
+    """Refuses messages that a chat template would skip silently: they would be missing in training."""
     if not message.keys() <= MESSAGE_KEYS:
         refuse_misspelt(message, MESSAGE_KEYS)
     role, content = message["role"], message.get("content")
@@ -61,7 +61,7 @@ def check_messages(messages: Sequence[Message]) -> None:
     """Checks that each message has content.
 
     Raises:
-        InvalidPayloadError: one has no content, or a misspelt role or key; names it, and what was meant.
+        InvalidPayloadError: a message has no content, or a misspelt role or key; the error suggests what was meant.
     """
     checked(_MESSAGES.validate_python, list(messages), "messages")
 
@@ -111,7 +111,7 @@ class WrittenItemBody(WrittenRecord, ItemFields):
         return self
 
     def kept_extra_info(self) -> dict[str, Any]:
-        """Returns ``extra_info`` with keys of the writer's own; what is the buffer's to find out is left out."""
+        """Returns ``extra_info`` with the writer's own keys of the item, without keys that the buffer sets itself."""
         own = (self.model_extra or {}).items()
         kept = {key: value for key, value in own if key not in Item.model_fields} | self.extra_info
         if self.tools is not None:  # the trainer shows them to the chat template
@@ -207,7 +207,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
 
 
 def encode_body(trajectory: Trajectory) -> dict[str, Any]:
-    """Encodes the payload of a trajectory: what only readers need. What the buffer's rules need is in columns."""
+    """Encodes the payload of a trajectory, which only readers need; what the buffer's rules need is in columns."""
     extra_info = {
         **trajectory.extra_info,
         "outcome": trajectory.outcome.value,
