@@ -17,7 +17,7 @@ DECREASE_FACTOR = 0.8
 MIN_GAIN = 0.25
 """Required relative gain in throughput, as a share of the relative growth in episodes."""
 MAX_COMPARED_RATIO = 0.8
-"""Throughput is compared with an observation of at most this share of the episodes: closer ones differ by chance."""
+"""Throughput is compared with an observation of at most this share of the episodes: closer numbers differ by chance."""
 OBSERVATION_SPACING = 1.1
 """The numbers of episodes are divided into classes of this width, a factor; of each only the newest observation is
 stored."""
@@ -135,7 +135,7 @@ def _class_of(playing: float) -> int:
 
 
 def _ceiling(load: Load, bounds: Bounds) -> int:
-    """The number of devices plus spare episodes, within the bounds."""
+    """Returns the number of devices plus spare episodes, within the bounds."""
     if load.devices_free is None:
         return bounds.max_limit
     devices = max(0.0, load.playing - load.devices_waited_for) + load.devices_free
@@ -150,7 +150,7 @@ def _engine_queues(load: Load) -> bool:
 
 
 def _has_no_gain(after: ConcurrencyState, load: Load) -> bool:
-    """Compares with the newest observation of clearly fewer episodes."""
+    """Returns True if throughput has hardly grown since the newest observation of clearly fewer episodes."""
     if load.rate is None:
         return False
     for one in reversed(after.seen):

@@ -101,7 +101,7 @@ def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
     """Returns True if the trajectory is stored already.
 
     Raises:
-        StaleAttemptError: it is not, and its attempt was given up, or another runner has taken over the job.
+        StaleAttemptError: the trajectory is not stored, and its attempt was given up, or another runner has taken over.
     """
     group, slot, attempt = result.group, result.slot, result.attempt
     if trajectory_rows.has_trajectory(connection, group.job_key, result.trajectory.uid):

@@ -1,4 +1,5 @@
-"""Deliveries: a repeated poll gets the same delivery, others an expired delivery unchanged, or else ready groups.
+"""Deliveries: a repeated poll gets the same delivery; any other poll gets an expired delivery unchanged or,
+without one, ready groups.
 
 Rules on an open transaction; ``buffer.py`` opens it. The groups of a delivery, in order, and its ``meta_info`` are
 stored, so that it can be redelivered unchanged: to the same poll under its id, to any other poll under a new id.
@@ -94,7 +95,7 @@ def _expired_delivery(
 def _redelivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, expired: DeliveryRecord
 ) -> Delivery:
-    """Redelivers an expired delivery under a new id, so that an acknowledgement identifies which of them arrived."""
+    """Redelivers an expired delivery under a new id, so that an acknowledgement tells which of the two arrived."""
     meta_info: MetaInfo = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
     delivery = _insert(connection, now, job, poll, meta_info)
     delivery_rows.move_groups_to_delivery(connection, expired.key, delivery.key, handed_out(poll))
@@ -108,7 +109,7 @@ def _new_delivery(
     if not ready or waits_for_stragglers(connection, now, job):
         return None
     for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
-        # Part of an expired delivery goes out in another one: its report is repeated.
+        # An expired delivery that cannot be redelivered whole: what it reported is reported again.
         delivery_rows.dissolve_delivery(connection, broken_up)
     delivery = _insert(connection, now, job, poll, cast("MetaInfo", {"delivery_id": uuid.uuid4().hex}))
     stale = set(stale_groups(connection, job))

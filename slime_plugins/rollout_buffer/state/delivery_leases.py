@@ -1,7 +1,7 @@
-"""Leases of deliveries: grant, renewal, acknowledgement and expiry. On an open transaction.
+"""Leases of deliveries: grant, renewal, acknowledgement and expiry; on an open transaction.
 
 A delivery whose lease has run out is ``expired``: its groups are ready again, and are redelivered together.
-The length is ``lease_s`` of each poll; a trainer's default is in ``trainer/settings.py``.
+The length of a lease is ``lease_s`` of the poll; a trainer's default is in ``trainer/settings.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
 
 def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
-    """Returns the lease columns of a delivery: without a lease for a poll that does not acknowledge."""
+    """Returns the lease columns of a delivery. A poll without ``lease_s`` does not acknowledge, and gets no lease."""
     if poll.lease_s is None:
         return {"state": DeliveryState.POPPED.value, "lease_s": None, "lease_expires_at": None}
     return {"state": DeliveryState.LEASED.value, "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}

@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
 def meta_info_of(
     connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]
 ) -> MetaInfo:
-    """Returns the ``meta_info`` of the new delivery ``key``; ``stale`` are keys of groups of old weights.
+    """Returns the ``meta_info`` of the new delivery ``key``; ``stale`` are keys of groups whose weights are too old.
 
     Its statistics cover all trajectories since the last delivery, including those of filtered groups.
     """
@@ -30,7 +30,7 @@ def meta_info_of(
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
     statistics = summarize_rewards(**asdict(sums))
     return {
-        **cast("MetaInfo", job.meta_info),  # of the generator, from one group: any keys, and none of the buffer's own
+        **cast("MetaInfo", job.meta_info),  # statistics by the generator; the keys below override them
         **statistics,
         "finished_groups": [*ended, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
@@ -43,7 +43,7 @@ def meta_info_of(
 
 
 def empty_meta_info(connection: Connection, job: JobRecord | None) -> MetaInfo:
-    """Returns the ``meta_info`` of a reply without groups; ``job`` is None if the poll names none and none is open."""
+    """Returns the ``meta_info`` of a reply without groups; ``job`` is None if no job is named and no job is open."""
     statistics = summarize_rewards(samples=0, groups=0, total=0.0, square_total=0.0, low=None, high=None)
     empty: MetaInfo = {
         **cast("MetaInfo", statistics),
@@ -61,7 +61,8 @@ def empty_meta_info(connection: Connection, job: JobRecord | None) -> MetaInfo:
 def is_exhausted(connection: Connection, job: JobRecord, *, but_for: int | None = None) -> bool:
     """Returns True if the job will have no more ready groups; groups of the delivery ``but_for`` are not counted.
 
-    Leased groups may be redelivered. A job without input may get items until it is cancelled.
+    False while groups are leased, because they may be redelivered, and for an open job without input, because it may
+    get items until it is cancelled.
     """
     if not job.has_input and job.state in job_states.OPEN_STATES:
         return False

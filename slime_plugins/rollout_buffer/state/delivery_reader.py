@@ -1,4 +1,4 @@
-"""Yields the members of a delivery with their payloads; reads the next ones ahead while a member is sent.
+"""Yields the members of a delivery with their payloads; reads the next members while one is sent.
 
 Reader threads only read: the sending thread processes the bytes, because sharing that work between threads would cost
 three times as much in contention for Python's GIL.
@@ -31,10 +31,10 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import ShortGroup
 
 READERS = 2
 """Reader threads of a process, for all its deliveries."""
-PREFETCHED_RUNS = 1
-PREFETCHED_ITEMS = 2
-RUN_MEMBERS = 16
-RUN_BYTES = 512 * 1024
+BATCHES_AHEAD = 1
+ITEMS_AHEAD = 2
+BATCH_MEMBERS = 16
+BATCH_BYTES = 512 * 1024
 """Bytes of payloads, without screenshots, that are read together."""
 
 Result = TypeVar("Result", covariant=True)
@@ -61,63 +61,63 @@ class DeliveredMembers:
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="reads ahead")
 
     def items(self, delivery_key: int, *, inline_images: bool) -> Iterator[tuple[dict[str, Any], Pieces]]:
-        """Yields the members of a delivery as (light keys, payload JSON in pieces)."""
-        runs = _prefetch((self._pool.submit(self._bodies, run) for run in self._runs(delivery_key)), PREFETCHED_RUNS)
-        items = _prefetch((self._start(read, inline_images) for run in runs for read in run), PREFETCHED_ITEMS)
+        """Yields the members of a delivery as (keys from columns, payload JSON in pieces)."""
+        batches = _prefetch((self._pool.submit(self._bodies, one) for one in self._split(delivery_key)), BATCHES_AHEAD)
+        items = _prefetch((self._start(read, inline_images) for batch in batches for read in batch), ITEMS_AHEAD)
         for job_key, member, pieces in items:
             if isinstance(pieces, DamagedError):
                 yield self._damaged(job_key, member, pieces)
             else:
                 yield _delivery_columns(member), pieces
 
-    def _runs(self, delivery_key: int) -> Iterator[list[_Wanted]]:
-        """Splits the members into runs whose payloads are read together."""
+    def _split(self, delivery_key: int) -> Iterator[list[_Wanted]]:
+        """Splits the members into batches whose payloads are read together."""
         with self._store.read() as connection:
             groups = delivery_rows.groups_in_delivery(connection, delivery_key)
-        run: list[_Wanted] = []
+        batch: list[_Wanted] = []
         size = 0
         for group in groups:
             with self._store.read() as connection:
                 members = delivery_rows.delivered_members(connection, group.key)
             for member in members:
-                place = None if member.body_place is None else BlobRef.parse(member.body_place)
-                run.append((group.job_key, member, place))
-                size += 0 if place is None else place.length
-                if len(run) >= RUN_MEMBERS or size >= RUN_BYTES:
-                    yield run
-                    run, size = [], 0
-        if run:
-            yield run
+                ref = None if member.body_place is None else BlobRef.parse(member.body_place)
+                batch.append((group.job_key, member, ref))
+                size += 0 if ref is None else ref.length
+                if len(batch) >= BATCH_MEMBERS or size >= BATCH_BYTES:
+                    yield batch
+                    batch, size = [], 0
+        if batch:
+            yield batch
 
-    def _bodies(self, run: Sequence[_Wanted]) -> list[_Read]:
-        bodies = self._fetch([place for _, _, place in run if place is not None])
+    def _bodies(self, batch: Sequence[_Wanted]) -> list[_Read]:
+        bodies = self._fetch([ref for _, _, ref in batch if ref is not None])
         return [
-            (job_key, member, bodies[place] if place is not None else _body_of_row(member))
-            for job_key, member, place in run
+            (job_key, member, bodies[ref] if ref is not None else _body_of_row(member))
+            for job_key, member, ref in batch
         ]
 
-    def _fetch(self, places: Sequence[BlobRef]) -> dict[BlobRef, bytes | DamagedError]:
-        """Reads payloads together; if one of them is damaged, each separately."""
+    def _fetch(self, refs: Sequence[BlobRef]) -> dict[BlobRef, bytes | DamagedError]:
+        """Reads payloads together; if one of them is damaged, reads each separately."""
         try:
-            return {place: bytes(data) for place, data in self._store.fetch_each(places)}
+            return {ref: bytes(data) for ref, data in self._store.fetch_each(refs)}
         except DamagedError as error:
-            if len(places) == 1:
-                return {places[0]: error}
-            return {key: value for place in places for key, value in self._fetch([place]).items()}
+            if len(refs) == 1:
+                return {refs[0]: error}
+            return {key: value for ref in refs for key, value in self._fetch([ref]).items()}
 
     def _start(self, read: _Read, inline_images: bool) -> Started[_Finished]:
         job_key, member, body = read
         if isinstance(body, DamagedError):
-            return _done((job_key, member, body))
+            return _completed((job_key, member, body))
         if not inline_images or not wire.shows_images(body):
-            return _done((job_key, member, [body]))
+            return _completed((job_key, member, [body]))
         try:
             return _Inlined(job_key, member, self._contents.begin_inlining(body, self._pool))
         except DamagedError as error:
-            return _done((job_key, member, error))
+            return _completed((job_key, member, error))
 
     def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
-        """Returns a dummy, and records the damage for the job's accounting if it can be written."""
+        """Returns a dummy; records the damage for the job's accounting, unless the payload was purged."""
         if _is_purged(member):
             return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
         logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
@@ -152,14 +152,14 @@ class _Inlined:
         self.inlining.cancel()
 
 
-def _done(result: _Finished) -> Future[_Finished]:
+def _completed(result: _Finished) -> Future[_Finished]:
     done: Future[_Finished] = Future()
     done.set_result(result)
     return done
 
 
 def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:
-    """Yields results in order, with ``count`` further ones in progress."""
+    """Yields results in order, while the next ``count`` are in progress."""
     waiting: deque[Started[Result] | Future[Result]] = deque()
     try:
         for work in started:
@@ -178,7 +178,8 @@ def only_played(
 ) -> Iterator[tuple[list[tuple[dict[str, Any], Pieces]], ShortGroup | None]]:
     """Yields groups without their dummies, for clients that would train them with a reward of 0.
 
-    A group is its played members, none if there are too few, and its description if a member is missing.
+    A group is yielded as its played members (none of them if they are too few), and its description if a member is
+    missing.
     """
     for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
         group = list(found)

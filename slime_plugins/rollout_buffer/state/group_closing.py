@@ -87,8 +87,8 @@ def _close(connection: Connection, now: float, group_key: int, verdict: Verdict)
 
 
 def _members(store: Store, group: GroupRecord, *, with_items: bool) -> tuple[list[Member], int]:
-    """Returns the trajectories of a group, and their number; with items for functions that read them, and then without
-    those whose payload is damaged."""
+    """Returns the members of a group, and the number of its trajectories. With ``with_items`` each member has its item,
+    and trajectories whose payload is damaged are no members."""
     with store.read() as connection:
         found = trajectory_rows.members_of(connection, group.key)
         if not with_items:

@@ -1,4 +1,4 @@
-"""Opens groups when they are needed: a job's plan describes all of them, and a group gets a row when it begins.
+"""Opens groups when they are needed: a job's plan describes all its groups; a group gets a row when it is opened.
 
 Playing order is epoch by epoch in the order of the input; runners take the next groups in this order. A written item, a
 claim or an entry of a skip list names an instance and takes the next epoch of that instance. The groups of an instance
@@ -52,7 +52,7 @@ def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epoch
         open_next(connection, job.key, plan.unopened)
     brought = set(packed.instance_ids)
     known = group_rows.count_by_instance(connection, job.key)
-    there = sum(min(count, epochs) for instance_id, count in known.items() if instance_id in brought)
+    existing = sum(min(count, epochs) for instance_id, count in known.items() if instance_id in brought)
     input_rows.insert_input(connection, job.key, packed, first_position=job.instance_count)
     plan_rows.put_plan(
         connection,
@@ -61,7 +61,7 @@ def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epoch
         lines=len(brought),
         epochs=epochs,
         digest=packed.digest,
-        unopened=len(brought) * epochs - there,
+        unopened=len(brought) * epochs - existing,
     )
     return len(brought | known.keys())
 
@@ -101,7 +101,7 @@ def open_next_of_instance(connection: Connection, job_key: int, instance_id: str
 
 
 def skip_planned(connection: Connection, job_key: int, times: Mapping[str, int]) -> None:
-    """Skips the next epochs of instances, ``times`` each."""
+    """Skips the next epochs of instances, as many of each instance as ``times`` says."""
     _take_next(connection, job_key, times, GroupState.SKIPPED, IN_SKIP_LIST)
 
 
@@ -125,7 +125,7 @@ def instance_of(connection: Connection, group: GroupRecord) -> Instance:
 def _take_next(
     connection: Connection, job_key: int, times: Mapping[str, int], state: GroupState, cause: Cause = NO_CAUSE
 ) -> int:
-    """Adds rows for the next epochs of instances, at most ``times`` each; returns their number."""
+    """Adds rows for the next epochs of instances, at most as many of each as ``times`` says; returns their number."""
     plan = plan_rows.find_plan(connection, job_key)
     if plan is None or plan.unopened == 0:
         return 0
@@ -133,8 +133,8 @@ def _take_next(
     positions = sorted(plan.first_position + number for number in numbers.values())
     taken = 0
     for position, instance in zip(positions, input_rows.instances_at(connection, job_key, positions), strict=True):
-        had = group_rows.count_of_instance(connection, job_key, instance.instance_id)
-        epochs = range(had, min(had + times[instance.instance_id], plan.epochs))
+        existing = group_rows.count_of_instance(connection, job_key, instance.instance_id)
+        epochs = range(existing, min(existing + times[instance.instance_id], plan.epochs))
         groups = ((epoch, position, instance) for epoch in epochs)
         taken += group_rows.insert_groups(connection, job_key, groups, state, cause)
     plan_rows.update_plan(connection, job_key, unopened=plan.unopened - taken)

@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The items of one request, for the job that it names or the only open one."""
+    """The items of one request, for the job that it names or for the only open job."""
 
     job_id: str | None
     items: Sequence[WrittenItem]
@@ -97,12 +97,12 @@ class ItemWriter:
         with self._store.read() as connection:
             jobs: dict[str | None, JobRecord] = {}
             checked = [self._check(connection, write, jobs) for write in writes]
-        taken = [one for one in checked if isinstance(one, _Checked)]
-        stored = iter(self._contents.store([payload for one in taken for payload in one.payloads.values()]))
+        valid = [one for one in checked if isinstance(one, _Checked)]
+        stored = iter(self._contents.store([payload for one in valid for payload in one.payloads.values()]))
         current: dict[int, JobRecord] = {}
         rows = [
             partial(self._write_rows, one=one, payloads={uid: next(stored) for uid in one.payloads}, jobs=current)
-            for one in taken
+            for one in valid
         ]
         outcomes = iter(self._store.commit_each(rows))
         return [next(outcomes) if isinstance(one, _Checked) else one for one in checked]
@@ -173,7 +173,7 @@ class ItemWriter:
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:
         """Counts refused items in their jobs, with the message of the last refusal."""
         with self._store.read() as connection:
-            noted = [(job.key, refusal) for refusal in refusals for job in _meant(connection, refusal.job_id)]
+            noted = [(job.key, refusal) for refusal in refusals for job in _refusing_jobs(connection, refusal.job_id)]
         if noted:
             with self._store.write() as connection:
                 for job_key, refusal in noted:
@@ -190,8 +190,9 @@ class ItemWriter:
         return candidates[0]
 
 
-def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
-    """Returns the job of that id; without an id the only open job, or else those whose generator writes items."""
+def _refusing_jobs(connection: Connection, job_id: str | None) -> list[JobRecord]:
+    """Returns the job of that id, if it takes items. Without an id: the only open job that does; of several jobs, those
+    with a runner, whose generators write the items."""
     if job_id is not None:
         named = job_rows.find_job(connection, job_id)
         return [named] if named is not None and named.takes_items else []
@@ -200,7 +201,7 @@ def _meant(connection: Connection, job_id: str | None) -> list[JobRecord]:
 
 
 def groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
-    """Returns the groups of an instance; none yet if the input has it, or an item may bring it.
+    """Returns the groups of an instance; there are none yet if only the input has it, or if an item may bring it.
 
     Raises:
         ConflictError: the job has no such instance.
@@ -213,7 +214,8 @@ def groups_of_known_instance(connection: Connection, job: JobRecord, instance_id
 
 
 def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-    """Returns the instance's earliest open group with a free slot, and its number of members; None if it is late."""
+    """Returns the instance's earliest open group with a free slot, or its next group, and its number of members; None
+    if there is none: the item is late."""
     existing = groups_of_known_instance(connection, job, instance_id)
     for group in existing:
         if group.state is GroupState.OPEN:

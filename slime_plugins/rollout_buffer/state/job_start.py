@@ -133,8 +133,8 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
     if payload.fresh:
         return Start(action=StartAction.CREATE, job=job)
     identity = payload.identity
-    mine = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
-    if identity not in mine:
+    allowed = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
+    if identity not in allowed:
         raise ConflictError(
             f"job {job.job_id} exists with other settings ({_difference(connection, job, payload)}): send the same "
             "payload to attach, another job_id, or fresh: true to start again",
@@ -309,7 +309,7 @@ def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings
 
 
 def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
-    """Raises ``max_attempts`` by the attempts that are used up already."""
+    """Raises ``max_attempts`` by the largest number of failed attempts of an open slot."""
     spent = attempt_rows.max_failures_of_a_slot(connection, job_key)
     limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))

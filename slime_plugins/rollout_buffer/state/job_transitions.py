@@ -1,4 +1,4 @@
-"""Puts a job into another state. Which transitions there are: ``rules/job_states``."""
+"""Puts a job into another state; ``rules/job_states`` has the allowed transitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def set_state(connection: Connection, now: float, job: JobRecord, state: JobStat
 
 
 def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
-    """Puts a job into a final state and gives up its running attempts. Attaching to it continues its open groups."""
+    """Puts a job into a final state and gives up its running attempts. A start that attaches continues open groups."""
     attempt_rows.give_up_running_attempts(connection, job_key, now)
     job_rows.update_job(connection, job_key, state=state.value, updated_at=now, finished_at=now, **cause.columns())
 

@@ -1,4 +1,4 @@
-"""Recovery at start after a crash.
+"""Recovers packs and rows when the supervisor starts after a crash.
 
 After a crash a pack may end with records that no row refers to: the process died before their commit, so that they were
 never acknowledged. They are truncated. Rows whose records are missing come from a damaged disk, not from a crash:
@@ -36,11 +36,11 @@ def recover(store: Store) -> RecoveryReport:
     """
     report = RecoveryReport()
     for number in packs_in(store.packs_dir):
-        _cut(store, number, report)
+        _truncate(store, number, report)
     used = _used_lengths(store)
     short = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
     if short:
-        _mark(store, short, report)
+        _mark_damaged(store, short, report)
     if report.cut_bytes or report.removed_packs:
         logger.info(
             "truncated %d bytes of packs and removed %d unreferenced packs", report.cut_bytes, report.removed_packs
@@ -50,7 +50,7 @@ def recover(store: Store) -> RecoveryReport:
     return report
 
 
-def _cut(store: Store, number: int, report: RecoveryReport) -> None:
+def _truncate(store: Store, number: int, report: RecoveryReport) -> None:
     path = pack_path(store.packs_dir, number)
     if not path.stat().st_mode & 0o200:
         return  # sealed: its rows may not be committed yet
@@ -58,9 +58,8 @@ def _cut(store: Store, number: int, report: RecoveryReport) -> None:
     try:
         if not try_lock(descriptor):
             return
-        end = _used_lengths(store).get(
-            number, 0
-        )  # read under the lock: a process that has just ended may have added rows
+        # Read under the lock: a process that has just ended may have added rows.
+        end = _used_lengths(store).get(number, 0)
         size = os.fstat(descriptor).st_size
         if end == 0:
             path.unlink()
@@ -86,14 +85,14 @@ def _size(folder: Path, number: int) -> int:
         return -1
 
 
-def _mark(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
-    """Marks trajectories whose record is beyond the end of its pack; reports such images."""
+def _mark_damaged(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
+    """Marks trajectories whose record is beyond the end of its pack; reports images whose record is."""
     with store.write() as connection:
-        for job_key, uid, place in list(payload_rows.payload_refs(connection)):
-            if place.end > short.get(place.pack, place.end):
-                why = f"the payload at {place} is gone: its pack ends before"
+        for job_key, uid, ref in list(payload_rows.payload_refs(connection)):
+            if ref.end > short.get(ref.pack, ref.end):
+                why = f"the payload at {ref} is gone: its pack ends before"
                 payload_rows.mark_damaged(connection, job_key, uid, why)
                 report.damaged.append(f"trajectory {uid} is lost: {why}")
-        for sha256, place in image_rows.all_image_refs(connection):
-            if place.end > short.get(place.pack, place.end):
-                report.damaged.append(f"image {sha256} is lost: its pack ends before {place}")
+        for sha256, ref in image_rows.all_image_refs(connection):
+            if ref.end > short.get(ref.pack, ref.end):
+                report.damaged.append(f"image {sha256} is lost: its pack ends before {ref}")

@@ -1,7 +1,7 @@
-"""Scores stored trajectories again: each run adds a version of the rewards, and deliveries can be read with a version.
+"""Scores stored trajectories again, as a new version of their rewards; past deliveries can be read with any version.
 
 A judge that fails or times out is retried; a final failure is reported with its error and is never a reward. Each score
-is stored as soon as it is known; scoring again under the same name continues with the missing ones.
+is stored as soon as it is known; scoring again under the same name continues with the missing scores.
 """
 
 from __future__ import annotations
@@ -91,16 +91,16 @@ def rescore(
         missing = reward_rows.unscored(connection, job.key, version)
     report = RescoreReport(job_id=job_id, version=version, name=name)
 
-    def judged(one: UnscoredTrajectory) -> Score | Exception:
+    def score_or_error(one: UnscoredTrajectory) -> Score | Exception:
         try:
-            return _asked(judge, _trajectory(store, job.key, one), settings, pause)
+            return _score_with_retries(judge, _trajectory(store, job.key, one), settings, pause)
         except (JudgeError, DamagedError) as error:
             return error
 
     with ThreadPoolExecutor(settings.at_once, thread_name_prefix="judge") as pool:
         for start in range(0, len(missing), settings.at_once * AHEAD):
             part = missing[start : start + settings.at_once * AHEAD]
-            for one, found in zip(part, pool.map(judged, part), strict=True):
+            for one, found in zip(part, pool.map(score_or_error, part), strict=True):
                 if isinstance(found, Exception):
                     logger.warning("trajectory %s has no reward of version %d: %s", one.uid, version, found)
                     report.failures[str(found)] += 1
@@ -120,7 +120,7 @@ def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
 
     Raises:
         NotFoundError: its job has no such version.
-        ConflictError: some of its trajectories have no reward of it.
+        ConflictError: some of its trajectories have no reward of that version.
     """
     with store.read() as connection:
         job = job_rows.get_job(connection, delivery_rows.job_of(connection, delivery_key))
@@ -146,32 +146,32 @@ def rescored(
     members: Iterable[tuple[dict[str, Any], Pieces]], scores: Scores
 ) -> Iterator[tuple[dict[str, Any], Pieces]]:
     """Yields the members of a delivery with rewards of another version; dummies are not changed."""
-    for light, pieces in members:
-        score = scores.get((light["group_index"], light["uid"]))
-        if score is None or light["remove_sample"]:
-            yield light, pieces
+    for columns, pieces in members:
+        score = scores.get((columns["group_index"], columns["uid"]))
+        if score is None or columns["remove_sample"]:
+            yield columns, pieces
             continue
         body = orjson.loads(b"".join(pieces))
         body.pop("turn_rewards", None)
         body.pop("token_rewards", None)
         body |= encode_turn_rewards(score.turn_rewards, score.token_rewards)
-        yield {**light, "reward": score.reward, "raw_reward": score.reward}, [orjson.dumps(body)]
+        yield {**columns, "reward": score.reward, "raw_reward": score.reward}, [orjson.dumps(body)]
 
 
 def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str, Any]:
     """Returns a trajectory for judges: its payload with the columns of its row."""
     with store.read() as connection:
-        place = payload_rows.payload_of(connection, job_key, one.uid)
-    return {**orjson.loads(store.get_payload(*place)), **asdict(one)}
+        payload = payload_rows.payload_of(connection, job_key, one.uid)
+    return {**orjson.loads(store.get_payload(*payload)), **asdict(one)}
 
 
-def _asked(
+def _score_with_retries(
     judge: Judge, trajectory: dict[str, Any], settings: RescoreSettings, pause: Callable[[float], object]
 ) -> Score:
     """Calls a judge, with retries.
 
     Raises:
-        JudgeError: all attempts failed; the message is that of the last one.
+        JudgeError: all attempts failed; the message is that of the last attempt.
     """
     failures = 0
     while True:

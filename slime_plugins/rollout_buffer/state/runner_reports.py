@@ -22,7 +22,7 @@ _KEPT_S = 7 * 24 * 3600.0
 
 
 class _Device(BaseModel):
-    """The required fields of a device; further ones are stored."""
+    """The known fields of a device; further fields are stored as well."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -51,7 +51,7 @@ class _Farm(BaseModel):
 
 
 def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
-    """Stores a runner's report on its device pool, in place of its last one; deletes reports older than a week.
+    """Stores a runner's report on its device pool, in place of its last report; deletes reports older than a week.
 
     Raises:
         ValueError: the report is invalid.
@@ -64,7 +64,7 @@ def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], 
 
 
 def devices_of_job(store: Store, job_key: int) -> dict[str, Any] | None:
-    """Returns the job's last report with its ``age_s``; None without any."""
+    """Returns the job's last report with its ``age_s``; None if there is none."""
     with store.read() as connection:
         return report_of_job(connection, job_key, store.clock())
 

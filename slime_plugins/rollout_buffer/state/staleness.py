@@ -1,4 +1,4 @@
-"""Staleness of groups: records weight versions, admits groups within the lag, and drops stale ones.
+"""Staleness of groups: records weight versions, admits groups within the lag, and drops stale groups.
 
 Rules on an open transaction. The inputs of ``rules/admission.py`` are read from the database each time, so that the
 runner that begins groups and the servers that deliver them decide by the same data, also after a restart.
@@ -44,10 +44,10 @@ def note_versions(
     oldest, newest = versions
     known = job_rows.known_versions(connection, job_key)
     columns = {"oldest_version": oldest, "versions_behind": None, "trainer_run": known.trainer_run}
-    standing = origin_of(newest, known, sampled_from=sampled_from)
-    if standing is VersionOrigin.OF_AN_EARLIER_RUN:
+    origin = origin_of(newest, known, sampled_from=sampled_from)
+    if origin is VersionOrigin.OF_AN_EARLIER_RUN:
         return {**columns, "trainer_run": known.trainer_run - 1}
-    if standing is VersionOrigin.OUTLIER:
+    if origin is VersionOrigin.OUTLIER:
         job_rows.note_outlier_version(connection, job_key, newest)
         return columns
     return {**columns, "versions_behind": job_rows.note_weight_versions(connection, job_key, oldest, newest) - oldest}
@@ -67,7 +67,7 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
 
 
 def stale_groups(connection: Connection, job: JobRecord) -> list[int]:
-    """Returns ready groups beyond the lag; versions of an earlier run count as the first version of this one."""
+    """Returns ready groups beyond the lag; versions of an earlier run count as the first version of this run."""
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or job.first_weight_version is None:
         return []
@@ -82,7 +82,7 @@ def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> Non
     for key in stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
-            # Its expired delivery cannot be redelivered whole: its report is repeated.
+            # Its expired delivery cannot be redelivered whole: what it reported is reported again.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
@@ -117,9 +117,9 @@ def admits(job: JobRecord) -> bool:
 def admission_state(
     connection: Connection, now: float, job: JobRecord, *, running: int | None = None
 ) -> AdmissionState | None:
-    """Returns the admission state of a job; None if it has no bound, or no version is known.
+    """Returns the admission state of a job; None if the job does not admit by lag, or no version is known.
 
-    ``running`` is the caller's count of running groups; by default that of the store.
+    ``running`` is the caller's count of running groups; by default the store's count.
     """
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or not admits(job):
@@ -137,11 +137,11 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
         return False
     seen = _versions_seen(connection, now, job)
     version = version_at(seen, began)
-    now_at = _admission_state(connection, job, lag, seen, None)
+    state = _admission_state(connection, job, lag, seen, None)
     return should_wait_for_slow_groups(
         lag,
-        now_at.pace,
-        now_at.ahead,
+        state.pace,
+        state.ahead,
         oldest_is_behind=None if version is None else job.weight_version - version,
         waited_s=0.0 if job.waiting_since is None else now - job.waiting_since,
     )
@@ -161,7 +161,7 @@ def _admission_state(
 
 
 def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> StuckWeights | None:
-    """Returns whose weight version does not change while the job is trained; None if both do."""
+    """Returns whose weight version does not change while the job is trained; None if both versions change."""
     if job.settings.evaluation:
         return None
     deliveries = staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)

@@ -1,7 +1,7 @@
 """Compares the trainer's log-probs of trained rows with the engine's.
 
-|train - rollout log-prob| grows first if masks, versions or numerics are wrong: by turn it shows a context that differs
-in the trainer, by weight lag a run that is too far off-policy.
+|train - rollout log-prob| is the first to grow if masks, versions or numerics are wrong. By turn it shows a context
+that differs in the trainer; by weight lag, tokens that are too far off-policy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def compare(
     """Returns |train - rollout log-prob| by turn; () if trainer or engine have no log-probs.
 
     Raises:
-        ValueError: there is no such row, or it trains another number of tokens.
+        ValueError: there is no such row, or ``log_probs`` has not one number for each token that the row trains.
     """
     if reported.log_probs is None:
         return ()

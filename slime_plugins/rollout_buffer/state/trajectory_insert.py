@@ -1,4 +1,4 @@
-"""Inserts the row of a trajectory, of a runner or a written item."""
+"""Inserts the row of a trajectory, which a runner played or a program wrote as an item."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotOfTrajectory:
-    """The slot that a trajectory fills; ``late`` if its group is closed, or (no group) there is no free slot.
+    """The slot that a trajectory fills. ``late`` is true if its group is closed, or if no group of the instance has a
+    free slot: then ``group_key`` is None.
 
     ``sampled_from`` is when its attempt began, None if unknown.
     """
@@ -43,6 +44,7 @@ def insert_trajectory(
         UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
     """
     payload.record(connection, now)
+    versions = note_versions(connection, filled.job_key, played.generations, sampled_from=filled.sampled_from)
     if (counts := prompt_counts(played.generations)) is not None:
         prompt_rows.add_counts(connection, filled.job_key, counts)
     if forks := forks_of(played.extra_info):
@@ -59,7 +61,7 @@ def insert_trajectory(
         stop_reason=played.stop_reason.value,
         reward=played.reward,
         raw_reward=played.raw_reward,
-        **note_versions(connection, filled.job_key, played.generations, sampled_from=filled.sampled_from),
+        **versions,
         **asdict(facts_of(played.extra_info, played.timings_s, played.generations)),
         late=filled.late,
         created_at=now,

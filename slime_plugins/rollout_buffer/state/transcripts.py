@@ -37,10 +37,10 @@ _ROOM_OF_A_GAP = 200
 
 def encode_kept(messages: Sequence[Message], traceback: str) -> bytes:
     """Returns what is kept of an attempt that failed: its messages, and the traceback where its generator raised."""
-    said = encode_transcript(messages)
+    encoded = encode_transcript(messages)
     if not traceback:
-        return said
-    return b'{"messages":' + (said or b"[]") + b',"traceback":' + _encode(traceback) + b"}"
+        return encoded
+    return b'{"messages":' + (encoded or b"[]") + b',"traceback":' + _encode(traceback) + b"}"
 
 
 def decode_kept(kept: bytes | None) -> tuple[list[dict[str, Any]], str | None]:

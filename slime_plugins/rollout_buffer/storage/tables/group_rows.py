@@ -100,7 +100,7 @@ def find_group(connection: Connection, job_key: int, epoch: int, position: int) 
 
 
 def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-    """Returns open groups in playing order, beginning behind (epoch, position)."""
+    """Returns at most ``limit`` open groups in playing order, from the first after (epoch, position) on."""
     query = (
         "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND (epoch, position) > (?, ?) "
         "ORDER BY epoch, position LIMIT ?"
@@ -166,7 +166,7 @@ def open_groups_with_items(connection: Connection, job_key: int) -> list[GroupRe
 
 
 def idle_groups(connection: Connection, job_key: int, since: float, sessions_seen_at: float) -> list[GroupRecord]:
-    """Returns open groups with a written item, but none since ``since``, and no attempt that ran since.
+    """Returns open groups that have a written item, but no item and no running attempt since ``since``.
 
     A running attempt counts as seen at ``sessions_seen_at``, or when it began.
     """
@@ -187,7 +187,7 @@ def started_open_groups(connection: Connection, job_key: int) -> list[GroupRecor
 
 
 def restart_group_clocks(connection: Connection, job_key: int, now: float) -> None:
-    """Sets the time of the last write of all open groups that have one to now."""
+    """Sets the last write of all open groups with a written item to ``now``: their timeouts begin again."""
     query = "UPDATE groups SET last_write_at = ? WHERE job_key = ? AND state = 'open' AND last_write_at IS NOT NULL"
     connection.execute(query, (now, job_key))
 
@@ -246,7 +246,7 @@ def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, in
 
 
 def most_frequent_causes(connection: Connection, job_key: int) -> dict[GroupState, CountedCause]:
-    """Returns the most frequent cause of filtered and of failed groups; a state without groups is left out."""
+    """Returns the most frequent cause of filtered and of failed groups; a state without such groups is left out."""
     query = (
         "SELECT state, cause_code, cause, count(*) FROM groups INDEXED BY groups_by_cause "
         "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause_code, cause ORDER BY 4"
