@@ -48,7 +48,7 @@ class EngineWatch:
             await asyncio.sleep(self._job.watch_interval_s)
 
     async def close(self) -> None:
-        """Stores what was found since the last refresh, then closes the breaker and the engine's client."""
+        """Stores the findings since the last refresh, then closes the breaker and the engine's client."""
         with contextlib.suppress(RolloutBufferError):
             await self._keep_prompt_findings()
         await self.breaker.close()
@@ -85,7 +85,7 @@ class EngineWatch:
             await self._job.stored(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
 
     async def _keep_prompt_findings(self) -> None:
-        """Stores how each new engine changes prompts."""
+        """Stores the findings of the prompt probe, when they differ from those stored before."""
         fidelity = self._engine.fidelity
         if fidelity is not None and fidelity.findings != self._prompt_findings:
             self._prompt_findings = fidelity.findings

@@ -30,7 +30,7 @@ class Poll:
     acknowledged: Acknowledged | None = None
     delivery: Delivery | None = None
     attended: bool = False
-    """A supervisor was alive when it began; once none is, the server is about to stop."""
+    """True if a supervisor's heartbeat was stored when the poll began; without it the server is about to stop."""
 
     @property
     def may_wait(self) -> bool:
@@ -88,7 +88,8 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
 
 
 def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
-    """Returns the message of a poll without groups; if all closed groups were dropped, it says so, with the cause."""
+    """Returns the message of a poll without groups; if all closed groups were dropped, it says so, with the cause
+    of most of them."""
     counted, causes = context.buffer.groups_and_causes(job.key)
     kept = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
     dropped = {state: counted[state] for state in (GroupState.FILTERED, GroupState.FAILED) if counted[state]}
