@@ -29,7 +29,7 @@ MIN_SAMPLES = 8
 MAX_VERSIONS = 9
 """The pace is the median over this many versions: one pause for an evaluation does not change it."""
 MAX_KEYS = 4096
-"""Number of instances and tasks whose durations are kept; those with the oldest newest duration are evicted."""
+"""Number of instances and tasks whose durations are kept; first evicted is what got no new duration for longest."""
 MAX_WAIT_IN_VERSIONS = 2.0
 """Longest wait of a trainer for slow groups, in typical durations of a version."""
 
@@ -86,7 +86,7 @@ def pace_of(seen: Sequence[VersionSeen]) -> Pace:
 
 
 def version_at(seen: Sequence[VersionSeen], moment: float) -> int | None:
-    """Returns the weight version at a moment; before the first poll, the first known one; None if none is known."""
+    """Returns the weight version at a moment; before the first poll, the first known version; None if there is none."""
     began = [one.version for one in seen if one.since <= moment]
     return began[-1] if began else (seen[0].version if seen else None)
 

@@ -84,7 +84,7 @@ class FinishedGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BiasRow:
-    """Submitted members of one category by outcome; those in no other field were lost."""
+    """Submitted members of one category by outcome; the members that no field counts were lost."""
 
     by: str
     """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""

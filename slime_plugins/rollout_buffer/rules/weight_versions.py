@@ -13,7 +13,7 @@ from enum import Enum, auto
 from slime_plugins.rollout_buffer.types import Generation, version_number
 
 MAX_STEP = 1000
-"""A version further ahead of the newest known one is an outlier: a timestamp, or another counter."""
+"""A version further ahead of the newest known version is an outlier: a timestamp, or another counter."""
 MAX_FIRST_VERSION = 1_000_000
 """The limit while no version of the run is known: a run may begin at the number of the last step before it."""
 MAX_STRAGGLER_DISTANCE = 16

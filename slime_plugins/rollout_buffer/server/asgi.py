@@ -226,7 +226,7 @@ class Application:
             await _in(self._data_threads, partial(self.context.buffer.note_refusals, [refusal]))
 
     async def _send(self, exchange: Exchange, reply: Reply) -> None:
-        """Sends a reply; each part is produced while the client reads the one before."""
+        """Sends a reply; each part is produced while the client reads the part before."""
         if isinstance(reply.content, bytes):
             await exchange.begin(reply)
             await exchange.send_body(reply.content, more=False)

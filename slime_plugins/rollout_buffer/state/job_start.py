@@ -67,7 +67,7 @@ class StartAction(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The action of a payload, and its job: the one that it attaches to, or the one that a new job replaces."""
+    """The action of a payload, and its job: the job that it attaches to, or the job that a new job replaces."""
 
     action: StartAction
     job: JobRecord | None = None

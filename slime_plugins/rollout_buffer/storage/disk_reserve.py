@@ -81,7 +81,7 @@ class DiskReserve:
         return disk.f_bavail * disk.f_frsize
 
     def _reserved_bytes(self) -> int:
-        """Returns the size of the file: 0 after it was truncated, -1 if no supervisor has allocated one."""
+        """Returns the size of the file: 0 after it was truncated, -1 if no supervisor has allocated it."""
         try:
             return os.stat(self._name).st_size  # called before every write: a path object takes three times as long
         except FileNotFoundError:

@@ -23,7 +23,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def create_database(data_dir: Path) -> None:
-    """Creates a database of version 1 under a temporary name and renames it; keeps one that another process created."""
+    """Creates a database of version 1 under a temporary name and renames it; keeps what another process created."""
     descriptor, name = tempfile.mkstemp(prefix=f"{DATABASE}.", dir=data_dir)  # mode 0600, as SQLite's other files
     os.close(descriptor)
     try:

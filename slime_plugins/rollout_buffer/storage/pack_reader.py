@@ -91,7 +91,7 @@ class PackReader:
             self._buffers.clear()
 
     def _window(self, span: _Span) -> _Window:
-        """Reads a span into an aligned buffer, a recycled one if there is any."""
+        """Reads a span into an aligned buffer, which is recycled if a free buffer is large enough."""
         size = span.end - span.start
         with self._lock:
             kept = self._buffers.pop() if self._buffers and size <= WINDOW_BYTES else None

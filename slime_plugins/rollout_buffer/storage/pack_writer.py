@@ -203,7 +203,7 @@ class PackWriter:
         limit_bytes: int = PACK_LIMIT_BYTES,
         next_number: Callable[[], int] | None = None,
     ) -> None:
-        """``next_number`` returns a number that was never used; by default one that is free in the folder."""
+        """``next_number`` returns a number that was never used; by default a number that is free in the folder."""
         self._folder = folder
         self._next_number = next_number or (lambda: highest_number(folder) + 1)
         self._disk = disk or Disk()

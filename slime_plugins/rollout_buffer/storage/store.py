@@ -410,7 +410,7 @@ def _run_in_savepoint(connection: sqlite3.Connection, ticket: Ticket[Work]) -> N
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """Returns an exception of a work; re-raises one that ends the process."""
+    """Returns an exception of a work; raises an exception that ends the process again."""
     if isinstance(error, Exception):
         return error
     raise error

@@ -87,7 +87,7 @@ class ProcessIdentity:
 
 
 class ChildRecords:
-    """A file with the children of one supervisor, from which the next one kills those left running."""
+    """A file with the children of one supervisor, from which the next supervisor kills those left running."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -86,7 +86,7 @@ def start_rollout() -> Response:
 
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
-    """Returns the catalog's entry of a task type; refuses one that no generator has, and all without a supervisor."""
+    """Returns the catalog's entry of a task type; refuses an unknown type, and every type without a supervisor."""
     seen = _when_listed(task_type)
     if seen.alive and not seen.serving:
         raise UnavailableError(f"no job can be started yet: {seen.reason}. Try again in a moment")

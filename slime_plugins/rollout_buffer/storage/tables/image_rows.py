@@ -19,7 +19,7 @@ def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobR
 
 
 def insert_images(connection: Connection, refs: Mapping[str, BlobRef], now: float) -> None:
-    """Adds images. If another writer has added one already, its ref stays."""
+    """Adds images. The ref of an image that another writer has added already stays."""
     rows = [(bytes.fromhex(sha256), str(ref), now) for sha256, ref in refs.items()]
     connection.executemany(
         "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "

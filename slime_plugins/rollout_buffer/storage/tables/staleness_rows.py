@@ -46,7 +46,7 @@ def oldest_being_played(connection: Connection, job_key: int) -> float | None:
 
 
 def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
-    """Returns those of the newest ``limit`` trajectories that are of the trainer's present run, with their start."""
+    """Returns those of the newest ``limit`` trajectories that are of the trainer's present run, with start times."""
     query = (
         "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
         "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "

@@ -120,7 +120,7 @@ def end_rollout(connection: Connection, rollout_id: str, ending: bytes, expires_
 
 
 def instances_of_open_rollouts(connection: Connection, job_id: str, now: float) -> set[str | None]:
-    """Returns the instances of a job's open rollouts; None for one whose instance is not known yet."""
+    """Returns the instances of a job's open rollouts; None for a rollout whose instance is not known."""
     query = "SELECT DISTINCT instance_id FROM rollouts WHERE job_id = ? AND ending IS NULL AND expires_at > ?"
     return {row[0] for row in connection.execute(query, (job_id, now))}
 
