@@ -24,12 +24,12 @@ _SECRET: Final = (
     r"(?:api|access|account|secret|private|auth|signing|encryption)[-_]?key|passw(?:or)?d|passphrase|secrets?(?![a-z])"
     r"|credentials?|authorization|cookies?|(?:access|auth|api|bearer|refresh|session|secret|security|csrf|jwt|hf|hub"
     r"|huggingface|github|gitlab|wandb|openai|admin|bot|deploy)[-_]?token"
-    r"|(?:service|server|judge|client)[-_]?token(?!s)"  # judge_tokens is a number of tokens
+    r"|(?:service|server|judge|client)[-_]?token(?!s)"  # logs count tokens
 )
 _NO_SECRET: Final = r"(?:BOS|EOS|PAD|UNK|SEP|MASK|STOP|IMAGE|ACTION)_TOKEN|(?:SORT|GROUP|INPUT|LABEL|REWARD|TOOL)_KEY"
 # Also the variables of a launcher's env, such as NPM_TOKEN.
 _SECRET_NAME: Final = re.compile(
-    rf"(?i){_SECRET}|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$"
+    rf"(?i){_SECRET}|(?:service|server|judge|client)[-_]?tokens|(?:^|[-_])(?:headers?|auth|pwd|bearer)$|^token$"
     rf"|(?-i:^(?!(?:.*_)?(?:{_NO_SECRET})$)[A-Z0-9_]+_(?:KEY|TOKEN|PAT|PASS)$)"
 )
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -83,7 +83,7 @@ def redacted(text: str) -> str:
 def redacted_values(values: Any, *, secret: bool = False) -> Any:
     """Returns a JSON value with all texts redacted; ``secret`` is true below a secret's name."""
     if isinstance(values, Mapping):
-        return {key: redacted_values(value, secret=secret or _names_secret(key)) for key, value in values.items()}
+        return {key: redacted_values(value, secret=secret or _is_secret(key, value)) for key, value in values.items()}
     if isinstance(values, list | tuple):
         return [redacted_values(value, secret=secret) for value in values]
     if secret and values is not None and values != "" and not isinstance(values, bool):
@@ -94,7 +94,7 @@ def redacted_values(values: Any, *, secret: bool = False) -> Any:
 def holds_redacted(values: Any, *, secret: bool = False) -> bool:
     """Returns True if a JSON value contains a redacted secret, so that it cannot be used."""
     if isinstance(values, Mapping):
-        return any(holds_redacted(value, secret=secret or _names_secret(key)) for key, value in values.items())
+        return any(holds_redacted(value, secret=secret or _is_secret(key, value)) for key, value in values.items())
     if isinstance(values, list | tuple):
         return any(holds_redacted(value, secret=secret) for value in values)
     if not isinstance(values, str) or MASK not in values:
@@ -103,7 +103,9 @@ def holds_redacted(values: Any, *, secret: bool = False) -> bool:
     return named or f"://{MASK}@" in values or (secret and values == MASK)
 
 
-def _names_secret(name: Any) -> bool:
+def _is_secret(name: Any, value: Any) -> bool:
+    if isinstance(value, int | float) and str(name).lower().endswith("tokens"):
+        return False  # judge_tokens is a number of tokens
     return any(_SECRET_NAME.search(form) for form in (str(name), _HUMP.sub("_", str(name))))
 
 

@@ -108,6 +108,7 @@ def test_hostile_text_is_read_in_no_time(text: str) -> None:
         "extra_headers",
         "auth",
         "NPM_TOKEN",
+        "SERVICE_TOKENS",
         "LANGSMITH_KEY",
     ],
 )
