@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply
-from slime_plugins.rollout_buffer.gateway.reply_stream import Listener, ReplyStream
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply
+from slime_plugins.rollout_buffer.gateway.reply_pieces import Listener, ReplyStream
 from slime_plugins.rollout_buffer.types import Message
 
 TOOLS: Any = [

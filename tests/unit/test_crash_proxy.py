@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, pieces_of
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, pieces_of
 from tests.crash.agents_proxy import Exchange, serve
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages?beta=true", "/v1/responses"

@@ -5,7 +5,7 @@
 * ``sessions`` – an open session; ``session_registry`` – a process's sessions, and what other processes did to them
 * ``turn_store`` – stores turns before they are answered; ``closing`` – a session becomes a trajectory
 * ``chat_requests`` – validated requests
-* ``dialects`` – the other APIs that agents speak, as chat requests and replies
-* ``reply_stream``, ``replies`` – replies to clients; ``session_bodies`` – bodies of ``/sessions``
+* ``dialects`` – the APIs that agents call, with their replies; ``reply_pieces`` – sampled ids become pieces of a reply
+* ``session_bodies`` – bodies of ``/sessions``
 * ``scoring`` – rewards from a scoring callback; ``remote_rollout_adapter`` – the remote rollout protocol
 """

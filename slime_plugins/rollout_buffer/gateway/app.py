@@ -27,9 +27,9 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, Piece, model_list, status_of
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of
 from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece, model_list, status_of
 from slime_plugins.rollout_buffer.gateway.scoring import Scorer
 from slime_plugins.rollout_buffer.gateway.service import MODEL_NAME, Answer, Gateway, TurnRequest
 from slime_plugins.rollout_buffer.gateway.session_bodies import AbandonBody, CloseBody, OpenBody

@@ -35,8 +35,8 @@ from slime_plugins.rollout_buffer.errors import (
 from slime_plugins.rollout_buffer.gateway.backends import JobBackend, JobBackends
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody, sampling_of
 from slime_plugins.rollout_buffer.gateway.closing import Rewards, ScoringRequest, shown_images, trajectory_of
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, pieces_of
-from slime_plugins.rollout_buffer.gateway.reply_stream import Listener, ReplyStream, first_stop
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, pieces_of
+from slime_plugins.rollout_buffer.gateway.reply_pieces import Listener, ReplyStream, first_stop
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenBody
 from slime_plugins.rollout_buffer.gateway.session_registry import RECONCILE_INTERVAL_S, SessionRegistry, gone
 from slime_plugins.rollout_buffer.gateway.sessions import Session

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, Piece
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Dialect
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece
 from slime_plugins.rollout_buffer.recording.message_matching import Thinking, fingerprint, is_same
 from slime_plugins.rollout_buffer.recording.messages import digest, read_conversation
 from slime_plugins.rollout_buffer.types import Message, MessageMatching

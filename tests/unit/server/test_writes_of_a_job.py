@@ -45,7 +45,7 @@ def first_explanation(client: FlaskClient, job_id: str, **headers: str) -> dict[
     return found
 
 
-@pytest.mark.parametrize("job_id", ["mine", "runs/7/buffer/write", "100 % übung?#~1", "a//b/"])
+@pytest.mark.parametrize("job_id", ["mine", "runs/7/buffer/writes", "100 % übung?#~1", "a//b/"])
 def test_items_that_name_no_job_land_in_the_one_whose_address_they_are_posted_to(
     client: FlaskClient, job_id: str
 ) -> None:

@@ -1,6 +1,6 @@
-"""The APIs that agents call, besides OpenAI's chat completions.
+"""The APIs that agents call.
 
-* ``dialect`` – the dialect of a route; ``anthropic_messages``, ``openai_responses`` – their formats
+* ``dialect`` – the dialect of a route; ``chat_completions``, ``anthropic_messages``, ``openai_responses``
 
-Their requests are converted to chat completions: ``chat_requests``, ``messages`` and ``replies`` of ``gateway``.
+Requests of the last two are converted to chat completions (``gateway/chat_requests``), and their replies from them.
 """

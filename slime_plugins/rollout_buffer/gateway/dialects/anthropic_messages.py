@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError, RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.replies import (
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import (
     CONTENT,
     REASONING,
     TOOL_CALLS,

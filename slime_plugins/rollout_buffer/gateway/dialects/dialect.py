@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway import replies
-from slime_plugins.rollout_buffer.gateway.dialects import anthropic_messages, openai_responses
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece
+from slime_plugins.rollout_buffer.gateway.dialects import anthropic_messages, chat_completions, openai_responses
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, Piece
 from slime_plugins.rollout_buffer.types import Image, Message
 
 Body = Mapping[str, Any]
@@ -51,16 +50,16 @@ class Dialect:
 
 CHAT_COMPLETIONS = Dialect(
     read=lambda body, history: (body, {}),
-    encode=lambda reply, body: replies.completion(reply),
-    events=replies.ChatEvents,
-    error=replies.error_body,
+    encode=lambda reply, body: chat_completions.completion(reply),
+    events=chat_completions.ChatEvents,
+    error=chat_completions.error_body,
 )
 RESPONSES = Dialect(
     read=openai_responses.read_request,
     previous_turn=openai_responses.read_response_id,
     encode=openai_responses.response,
     events=openai_responses.ResponseEvents,
-    error=replies.error_body,
+    error=chat_completions.error_body,
     client_names={"max_tokens": "max_output_tokens", "response_format": "text.format"},
 )
 MESSAGES = Dialect(

@@ -12,8 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
-from slime_plugins.rollout_buffer.gateway.replies import CONTENT, TOOL_CALLS, ChatReply, Piece, named_event, pieces_of
-from slime_plugins.rollout_buffer.gateway.replies import error_body as chat_error_body
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import (
+    CONTENT,
+    TOOL_CALLS,
+    ChatReply,
+    Piece,
+    named_event,
+    pieces_of,
+)
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import error_body as chat_error_body
 from slime_plugins.rollout_buffer.recording.messages import expect_text, hashed_url, wrong_field
 from slime_plugins.rollout_buffer.types import Image, Message
 

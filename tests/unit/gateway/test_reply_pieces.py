@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.tool_call_parser import read_segments
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
-from slime_plugins.rollout_buffer.gateway.replies import ChatReply, Piece
-from slime_plugins.rollout_buffer.gateway.reply_stream import ReplyStream
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, Piece
+from slime_plugins.rollout_buffer.gateway.reply_pieces import ReplyStream
 from slime_plugins.rollout_buffer.recording.messages import read_arguments
 from slime_plugins.rollout_buffer.types import Message
 from tests.example_counts import examples

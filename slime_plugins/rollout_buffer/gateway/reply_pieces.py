@@ -22,7 +22,13 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.streamed_calls import StreamedCall, begins_at
 from slime_plugins.rollout_buffer.engine.tool_call_parser import CALL, CALL_END, ToolCall, call_at
 from slime_plugins.rollout_buffer.gateway.chat_requests import ChatBody
-from slime_plugins.rollout_buffer.gateway.replies import CONTENT, REASONING, TOOL_CALLS, ChatReply, Piece
+from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import (
+    CONTENT,
+    REASONING,
+    TOOL_CALLS,
+    ChatReply,
+    Piece,
+)
 from slime_plugins.rollout_buffer.recording.message_matching import THINK, THINK_END
 from slime_plugins.rollout_buffer.recording.messages import JOINT, call_id, read_arguments
 from slime_plugins.rollout_buffer.recording.prompts import opens_thought
