@@ -489,20 +489,23 @@ class Buffer:
 
     # --- delivery ----------------------------------------------------------------------------------------------------
 
-    def resolve_job(self, job_id: str | None) -> JobRecord | None:
-        """Returns the job that a poll names; without a name, the only job that is open or has undelivered groups.
+    def resolve_job(self, job_id: str | None, ack: Sequence[str] = ()) -> tuple[JobRecord | None, Acknowledged | None]:
+        """Acknowledges deliveries, then returns the job that a poll names; without a name, the only job that is open or
+        has undelivered groups.
 
         Raises:
-            NotFoundError: there is no job of that id.
-            ConflictError: no id was given, and several jobs are open or have undelivered groups.
+            NotFoundError: there is no job of that id; nothing is acknowledged.
+            ConflictError: no id was given, and several jobs are open or have undelivered groups; nothing is
+                acknowledged.
         """
-        with self.store.read() as connection:
+        with self.store.write() if ack else self.store.read() as connection:
+            acknowledged = self._acknowledge(connection, ack) if ack else None
             if job_id is not None:
-                return job_lookup.find_job(connection, job_id)
+                return job_lookup.find_job(connection, job_id), acknowledged
             candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
-        if len(candidates) > 1:
-            raise job_lookup.several_jobs(candidates)
-        return candidates[0] if candidates else None
+            if len(candidates) > 1:
+                raise job_lookup.several_jobs(candidates)
+            return (candidates[0] if candidates else None), acknowledged
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
         """Delivers ready groups, whole and oldest first; None if no group is ready.
@@ -624,11 +627,14 @@ class Buffer:
 
     def acknowledge(self, delivery_ids: Sequence[str]) -> Acknowledged:
         """Acknowledges deliveries; idempotent. Returns the ids by ``AckResult``."""
-        result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
         with self.store.write() as connection:
-            delivery_leases.expire_leases(connection, self.clock())
-            for delivery_id in delivery_ids:
-                result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
+            return self._acknowledge(connection, delivery_ids)
+
+    def _acknowledge(self, connection: Connection, delivery_ids: Sequence[str]) -> Acknowledged:
+        result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
+        delivery_leases.expire_leases(connection, self.clock())
+        for delivery_id in delivery_ids:
+            result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
         return Acknowledged(
             acked=result[AckResult.ACKED], expired=result[AckResult.EXPIRED], unknown=result[AckResult.UNKNOWN]
         )

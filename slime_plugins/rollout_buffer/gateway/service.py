@@ -41,7 +41,7 @@ from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody, OpenB
 from slime_plugins.rollout_buffer.gateway.session_registry import RECONCILE_INTERVAL_S, SessionRegistry, gone
 from slime_plugins.rollout_buffer.gateway.sessions import Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState
+from slime_plugins.rollout_buffer.gateway.slot_claims import EndedClaim
 from slime_plugins.rollout_buffer.gateway.turn_store import WrittenTurn
 from slime_plugins.rollout_buffer.recording.messages import (
     Conversation,
@@ -189,12 +189,12 @@ class Gateway:
             UnavailableError, StorageFullError: the session stays open; close it again.
         """
         session = await self.registry.find(session_id)
-        if isinstance(session, ClaimState):
+        if isinstance(session, EndedClaim):
             return _closed_before(session)
         async with session.closing:
-            state = await self.registry.refresh(session)
-            if state is not None:
-                return _closed_before(state)
+            ended = await self.registry.refresh(session)
+            if ended is not None:
+                return _closed_before(ended)
             await self.registry.learn_sent(session)
             if not session.recording.turns:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, which opens its slot again")
@@ -211,7 +211,8 @@ class Gateway:
                 rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
                 raise InvalidPayloadError("reward is missing")
-            check_reward(session.claim.job, session.name, rewards.reward)
+            job = await self.stored(self.buffer.job_by_key, session.claim.job.key)
+            check_reward(job, session.name, rewards.reward)
             return await self._finish(session, body, rewards, scored_turns)
 
     async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, scored_turns: int) -> dict[str, Any]:
@@ -259,11 +260,11 @@ class Gateway:
         found = await self.registry.find(session_id)
         if isinstance(found, Session):
             async with found.closing:
-                state = await self.registry.refresh(found)
-                if state is None:
+                ended = await self.registry.refresh(found)
+                if ended is None:
                     await self.registry.give_up(found, ABANDONED, f"was abandoned: {reason}", given_up=False)
                     return {"session_id": session_id, "status": "failed"}
-            found = state
+            found = ended
         if found.state is AttemptState.FINISHED:
             raise gone(found)
         return {"session_id": session_id, "status": found.state}
@@ -515,10 +516,10 @@ class Gateway:
             await self.stored(self.claims.close_all_full_groups)
 
 
-def _closed_before(state: ClaimState) -> dict[str, Any]:
-    if state.state is not AttemptState.FINISHED:
-        raise gone(state)
-    return {"session_id": state.uid, "status": WriteStatus.DUPLICATE, "reward": state.reward}
+def _closed_before(ended: EndedClaim) -> dict[str, Any]:
+    if ended.state is not AttemptState.FINISHED:
+        raise gone(ended)
+    return {"session_id": ended.uid, "status": WriteStatus.DUPLICATE, "reward": ended.reward}
 
 
 def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import GoneError, NotFoundError, RolloutBufferError, StaleAttemptError
 from slime_plugins.rollout_buffer.gateway.sessions import Refusal, Session
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.gateway.slot_claims import EndedClaim, SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.gateway.turn_store import StoredTurns, TurnStore
 from slime_plugins.rollout_buffer.observability.process_status import process_status
 from slime_plugins.rollout_buffer.recording.message_matching import matching_of
@@ -75,7 +75,7 @@ class SessionRegistry:
     def remove(self, session: Session) -> None:
         self._sessions.pop(session.name, None)
 
-    async def find(self, session_id: str) -> Session | ClaimState:
+    async def find(self, session_id: str) -> Session | EndedClaim:
         """Returns an open session, whichever process opened it, or how it ended.
 
         Raises:
@@ -87,7 +87,7 @@ class SessionRegistry:
         found = await self.stored(self.claims.find, session_id)
         if found is None:
             raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
-        if isinstance(found, ClaimState):
+        if isinstance(found, EndedClaim):
             return found
         return self._sessions.setdefault(session_id, Session(claim=found))
 
@@ -103,16 +103,16 @@ class SessionRegistry:
             found.check_open()
             if found.turns is not None and self._settings.workers == 1:
                 return found  # no other process writes
-            state = await self.refresh(found)
-            if state is None:
+            ended = await self.refresh(found)
+            if ended is None:
                 found.check_open()
                 return found
-            found = state
+            found = ended
         raise gone(found)
 
     # --- what other processes did -------------------------------------------------------------------------------------
 
-    async def refresh(self, session: Session) -> ClaimState | None:
+    async def refresh(self, session: Session) -> EndedClaim | None:
         """Reads what other processes stored of a session; returns how it ended, None if it is still open."""
         async with session.writing:
             found = await self.read_new(session)
@@ -138,20 +138,20 @@ class SessionRegistry:
     def _no_turns(self, claim: SlotClaim) -> SessionTurns:
         return SessionTurns(Recording(matching_of(self._buffer.job_settings(claim.job).options)))
 
-    async def end(self, session: Session) -> ClaimState | None:
+    async def end(self, session: Session) -> EndedClaim | None:
         """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""
-        state = await self.stored(self.claims.find, session.name)
-        if not isinstance(state, ClaimState):
-            why = await self.stored(self.claims.group_end, session.claim)
+        ended = await self.stored(self.claims.find, session.name)
+        if not isinstance(ended, EndedClaim):
+            why = await self.stored(self.claims.why_group_closed, session.claim)
             if not why:
                 return None
             await self.give_up(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
-            state = await self.stored(self.claims.find, session.name)
-        if not isinstance(state, ClaimState):
+            ended = await self.stored(self.claims.find, session.name)
+        if not isinstance(ended, EndedClaim):
             return None
-        session.end(str(state))
+        session.end(str(ended))
         self.remove(session)
-        return state
+        return ended
 
     async def unsent(self, session: Session, request: bytes) -> Turn | None:
         """Returns another process's answer to a request if it did not reach the client: that process stored so, or
@@ -293,14 +293,14 @@ class SessionRegistry:
             transcript = session.view.messages
             failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
             await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
-            await self.stored(self.claims.close_if_full, session.claim.job, session.claim.group)
+            await self.stored(self.claims.close_if_full, session.claim.group)
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=log_fields(session))
 
 
-def gone(state: ClaimState) -> GoneError:
+def gone(ended: EndedClaim) -> GoneError:
     """Returns the error of a request for a session that has ended."""
-    return GoneError(f"session {state.uid} {state}", {"state": state.state, "reason": state.error_code})
+    return GoneError(f"session {ended.uid} {ended}", {"state": ended.state, "reason": ended.error_code})
 
 
 def log_fields(session: Session) -> dict[str, str | int]:

@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_IDLE_TIMEOUT_S
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
+from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -57,14 +58,14 @@ class SlotClaim:
         return self.group.attempt_uid(self.slot, self.attempt)
 
     @property
-    def place(self) -> dict[str, int]:
+    def attempt_key(self) -> dict[str, int]:
         """The key of the claim's attempt in the store."""
         return {"group_key": self.group.key, "slot": self.slot, "attempt": self.attempt}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimState:
-    """How a claim ended."""
+class EndedClaim:
+    """A claim that has ended, with the reward or the error."""
 
     uid: str
     state: AttemptState
@@ -98,7 +99,7 @@ class SlotClaims:
         """Stores that sessions are in use, and returns the time."""
         now = self._buffer.clock()
         with self._buffer.store.write() as connection:
-            attempt_rows.touch(connection, [claim.place for claim in claims], now)
+            attempt_rows.touch(connection, [claim.attempt_key for claim in claims], now)
         return now
 
     def claim(
@@ -118,7 +119,7 @@ class SlotClaims:
             NotFoundError: there is no such job or instance.
             ConflictError: the job is played by a runner of its own, is over, or has no open group any more.
             UnavailableError: the job is paused.
-            BusyError: every open slot is taken, as many groups wait for the trainer as the job allows, or
+            BusyError: every open slot is taken or given up, as many groups wait for the trainer as the job allows, or
                 ``max_sessions`` sessions are open.
         """
         if attempt_rows.count_open_sessions(connection) >= max_sessions:
@@ -155,7 +156,7 @@ class SlotClaims:
         result = self._buffer.add_trajectory(
             claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory, turns=turns
         )
-        self.close_if_full(claim.job, claim.group)
+        self.close_if_full(claim.group)
         return result.status
 
     def fail(self, connection: Connection, claim: SlotClaim, failure: AttemptFailure) -> None:
@@ -168,7 +169,7 @@ class SlotClaims:
         """
         self._buffer.fail_attempt(claim.job.fence, claim.group, claim.slot, claim.attempt, failure, within=connection)
 
-    def find(self, uid: str) -> SlotClaim | ClaimState | None:
+    def find(self, uid: str) -> SlotClaim | EndedClaim | None:
         """Returns an open claim, also of another process; if it has ended, how it ended; None if it never existed."""
         named = AttemptUid.parse(uid)
         if named is None:
@@ -178,11 +179,10 @@ class SlotClaims:
             if group is None:
                 return None
             found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)
-            if found is None or (found.state is AttemptState.RUNNING and found.idle_timeout_s is None):
+            if found is None or found.idle_timeout_s is None:
                 return None  # an attempt of a runner is no claim
-            job = job_rows.get_job(connection, named.job_key)
-            if found.state is not AttemptState.RUNNING or found.idle_timeout_s is None:
-                return ClaimState(
+            if found.state is not AttemptState.RUNNING:
+                return EndedClaim(
                     uid=uid,
                     state=found.state,
                     error_code=found.error_code,
@@ -190,7 +190,7 @@ class SlotClaims:
                     reward=found.reward,
                 )
             return SlotClaim(
-                job=job,
+                job=job_rows.get_job(connection, named.job_key),
                 group=group,
                 instance=instance_of(connection, group),
                 slot=named.slot,
@@ -199,8 +199,8 @@ class SlotClaims:
                 claimed_at=found.started_at,
             )
 
-    def group_end(self, claim: SlotClaim) -> str:
-        """Returns how the group of a claim was closed; empty if it is open."""
+    def why_group_closed(self, claim: SlotClaim) -> str:
+        """Returns why the group of a claim was closed; empty if it is open."""
         with self._buffer.store.read() as connection:
             group = group_rows.get_group(connection, claim.group.key)
         if group.state is GroupState.OPEN:
@@ -211,20 +211,30 @@ class SlotClaims:
         """Closes all full groups, also if the process that filled a group died before it closed it."""
         for job in self._buffer.unfinished_jobs():
             if not job.has_runner:
-                for group, _ in self._buffer.open_groups_with_items(job.key):
-                    self.close_if_full(job, group)
+                with self._buffer.store.read() as connection:
+                    groups = group_rows.started_open_groups(connection, job.key)
+                for group in groups:
+                    self.close_if_full(group)
 
-    def close_if_full(self, job: JobRecord, group: GroupRecord) -> None:
+    def close_if_full(self, group: GroupRecord) -> None:
         """Closes a group if each slot is filled or has failed too often."""
         with self._buffer.store.read() as connection:
-            if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
+            if not _is_full(connection, group):
                 return
-            uses = attempt_rows.slot_uses(connection, group.key)
-            members = trajectory_rows.count_members(connection, group.key)
-        limit = job.settings.max_attempts
-        spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
-        if members + spent >= job.group_size:
-            self._buffer.judge_and_close(group, group_policy(job))
+        with self._buffer.store.write() as connection:
+            if _is_full(connection, group):  # a start may have changed the job's settings
+                job = job_rows.get_job(connection, group.job_key)
+                judge_and_close(connection, self._buffer.clock(), group.key, group_policy(job))
+
+
+def _is_full(connection: Connection, group: GroupRecord) -> bool:
+    if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
+        return False
+    job = job_rows.get_job(connection, group.job_key)
+    uses = attempt_rows.slot_uses(connection, group.key)
+    limit = job.settings.max_attempts
+    spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
+    return trajectory_rows.count_members(connection, group.key) + spent >= job.group_size
 
 
 def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
@@ -265,7 +275,7 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
                 return group, slot
     named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
     if _has_open_group(connection, job, instance_id):
-        raise BusyError(f"every open slot{named} of job {job.job_id} is taken: try again when a session has ended")
+        raise BusyError(f"every open slot{named} of job {job.job_id} is taken or given up: retry when a session ends")
     raise ConflictError(f"job {job.job_id} has no open group{named} any more")
 
 

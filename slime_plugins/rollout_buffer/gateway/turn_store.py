@@ -97,24 +97,24 @@ class TurnStore:
     def read(self, claim: SlotClaim, *, after: int = 0) -> StoredTurns:
         """Returns a session's turns with higher numbers than ``after``."""
         with self._buffer.store.read() as connection:
-            takes_turns, refusal = attempt_rows.session_state(connection, claim.place)
-            rows = turn_rows.turns_of(connection, claim.place, after=after)
+            takes_turns, refusal = attempt_rows.session_state(connection, claim.attempt_key)
+            rows = turn_rows.turns_of(connection, claim.attempt_key, after=after)
         return StoredTurns(rows=rows, takes_turns=takes_turns, refusal=refusal)
 
     def refuse(self, claim: SlotClaim, refusal: str) -> None:
         """Stores why the latest request of a session got no turn."""
         with self._buffer.store.write() as connection:
-            attempt_rows.set_refusal(connection, claim.place, refusal)
+            attempt_rows.set_refusal(connection, claim.attempt_key, refusal)
 
     def note_sent(self, claim: SlotClaim, number: int, *, sent: bool) -> None:
         """Stores whether an answer reached its client, for the other processes; True is never changed back."""
         with self._buffer.store.write() as connection:
-            turn_rows.set_sent(connection, claim.place, number, sent=sent)
+            turn_rows.set_sent(connection, claim.attempt_key, number, sent=sent)
 
     def sent_flags(self, claim: SlotClaim) -> dict[int, bool]:
         """Returns what ``note_sent`` stored, by number of the turn."""
         with self._buffer.store.read_one() as connection:
-            return turn_rows.sent_flags(connection, claim.place)
+            return turn_rows.sent_flags(connection, claim.attempt_key)
 
     def lives(self, writer: str) -> bool:
         """Returns whether the gateway process with this token still runs."""
@@ -147,7 +147,7 @@ class TurnStore:
         def insert(connection: Connection) -> list[bool]:
             for payload in payloads:
                 payload.record(connection, self._buffer.clock())
-            added = turn_rows.insert_turns(connection, [{**turn.claim.place, **turn.row} for turn in turns])
+            added = turn_rows.insert_turns(connection, [{**turn.claim.attempt_key, **turn.row} for turn in turns])
             for turn in compress(turns, added):
                 if turn.is_continued:
                     prompt_rows.add(connection, prompt_rows.CONTINUED, turn.claim.job.key, 1)

@@ -88,6 +88,6 @@ class EngineWatch:
         """Stores the findings of the prompt probe, when they differ from those stored before."""
         fidelity = self._engine.fidelity
         if fidelity is not None and fidelity.findings != self._prompt_findings:
-            self._prompt_findings = fidelity.findings
-            keep = self._job.buffer.keep_prompt_findings
-            await self._job.stored(keep, self._job.key, os.getpid(), fidelity.findings)
+            findings = fidelity.findings
+            await self._job.stored(self._job.buffer.keep_prompt_findings, self._job.key, os.getpid(), findings)
+            self._prompt_findings = findings

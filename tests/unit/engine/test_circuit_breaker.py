@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -20,6 +22,7 @@ from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
+from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
@@ -190,3 +193,22 @@ async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_g
         again = JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9")
         await asyncio.wait_for(again.run(), 50)
     assert describe_job(buffer.store, job)["slots"]["ready"] == 16
+
+
+async def test_findings_on_prompts_whose_write_was_cancelled_are_stored_at_the_end() -> None:
+    found, storing = [], asyncio.Event()
+
+    async def stored(_: Any, *arguments: Any) -> None:
+        if not storing.is_set():
+            storing.set()
+            await asyncio.Event().wait()
+        found.append(arguments[-1])
+
+    engine = AsyncMock(fidelity=SimpleNamespace(findings=("drops the system prompt",)))
+    watch = EngineWatch(Mock(stored=stored), engine)
+    refreshing = asyncio.create_task(watch._keep_prompt_findings())
+    await storing.wait()
+    refreshing.cancel()
+    await asyncio.gather(refreshing, return_exceptions=True)
+    await watch.close()
+    assert found == [("drops the system prompt",)]

@@ -397,10 +397,12 @@ async def test_a_turn_that_is_sampled_during_the_callback_has_no_reward_of_it(tm
 
 async def test_a_reward_that_no_trainer_would_get_leaves_the_session_open(tmp_path: Path) -> None:
     async with gateway_on(tmp_path, talkative()) as gateway:
-        opened = await gateway.open(start_session_job(gateway.buffer, n=1, reward_range=[0, 1]))
+        opened = await gateway.open(start_session_job(gateway.buffer, n=1, job_id="j", reward_range=[0, 1]))
         await gateway.chat(opened, [USER])
         for reward, status in ((5.0, 422), (1e39, 400)):
             assert (await gateway.close(opened, reward=reward)).status == status
+        start_session_job(gateway.buffer, n=1, job_id="j", reward_range=[0, 0.5], skip_instance_ids=[])
+        assert (await gateway.close(opened, reward=0.75)).status == 422
         assert (await gateway.close(opened, reward=0.5)).body["status"] == "stored"
 
 

@@ -6,12 +6,23 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import BusyError, ConflictError, StaleAttemptError
-from slime_plugins.rollout_buffer.gateway.slot_claims import ClaimState, SlotClaim, SlotClaims
+from slime_plugins.rollout_buffer.gateway.slot_claims import EndedClaim, SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Trajectory
-from tests.support import Claims, poll, slots, start_external, trajectory, uids, write, written
+from tests.support import (
+    Claims,
+    begun_attempt,
+    poll,
+    slots,
+    start_external,
+    start_played,
+    trajectory,
+    uids,
+    write,
+    written,
+)
 
 
 @pytest.fixture
@@ -55,10 +66,10 @@ def test_a_claim_is_finished_once_and_a_given_up_one_never(buffer: Buffer, claim
     with pytest.raises(StaleAttemptError):
         claims.finish(lost, brought(lost))
     state = claims.find(lost.uid)
-    assert isinstance(state, ClaimState)
+    assert isinstance(state, EndedClaim)
     assert (state.state, state.error_code, state.reward) == ("failed", "session_expired", None)
     state = claims.find(kept.uid)
-    assert isinstance(state, ClaimState)
+    assert isinstance(state, EndedClaim)
     assert (state.state, state.reward) == ("finished", 1.0)
 
 
@@ -80,6 +91,49 @@ def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: B
     assert slots(buffer, job)["open"] == 1
     claims.close_all_full_groups()
     assert slots(buffer, job)["ready"] == 1
+
+
+@pytest.mark.parametrize("attempts_at_first", [1, 2], ids=["its process died", "a restart allows fewer attempts"])
+def test_a_group_without_an_item_whose_slots_are_all_spent_is_closed(
+    buffer: Buffer, claims: Claims, attempts_at_first: int
+) -> None:
+    job = start_external(buffer, n=2, ids=("i",), job_id="j", max_attempts=attempts_at_first)
+    for claim in [claims.take(job.job_id) for _ in range(2)]:
+        claims.lose(claim)
+    start_external(buffer, n=2, ids=("i",), job_id="j", max_attempts=1)
+    with pytest.raises(BusyError, match="taken or given up"):
+        claims.take(job.job_id)
+    claims.close_all_full_groups()
+    assert slots(buffer, job)["failed"] == 2
+
+
+def test_a_group_with_a_session_from_before_a_restart_is_judged_by_the_new_settings(
+    buffer: Buffer, claims: Claims
+) -> None:
+    job = start_external(buffer, n=2, ids=("i", "k"), job_id="j", max_attempts=1)
+    kept, other, *lost = [claims.take(job.job_id) for _ in range(4)]
+    start_external(
+        buffer, n=2, ids=("i", "k"), job_id="j", max_attempts=2, skip_instance_ids=[], normalize_rewards=True
+    )
+    for claim in lost:
+        claims.lose(claim)
+        claims.close_if_full(claim.group)
+    claims.finish(kept, brought(kept, 0.0))
+    claims.finish(other, brought(other, 1.0))
+    with buffer.store.read() as connection:
+        rewards = [row["reward"] for row in connection.execute("SELECT reward FROM members ORDER BY reward")]
+    assert slots(buffer, job)["open"] == 2
+    assert rewards == pytest.approx([-1, 1])
+
+
+def test_an_attempt_of_a_runner_is_no_session(buffer: Buffer, claims: Claims) -> None:
+    fence = buffer.begin_running(start_played(buffer).key)
+    (group,) = buffer.open_groups(1, after=(-1, -1), limit=1)
+    attempt = begun_attempt(buffer, fence, group, 0)
+    uid = group.attempt_uid(0, attempt)
+    assert claims.find(uid) is None
+    buffer.add_trajectory(fence, group, 0, attempt, trajectory(uid))
+    assert claims.find(uid) is None
 
 
 def five_with_one_open(buffer: Buffer, claims: Claims) -> tuple[JobRecord, SlotClaim]:

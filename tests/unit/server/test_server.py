@@ -367,6 +367,17 @@ def test_an_ack_may_ride_on_the_next_poll(client: FlaskClient) -> None:
     assert post(client, "/ack", {"delivery_id": delivery})[1]["acked"] == [delivery]
 
 
+@pytest.mark.parametrize(("body", "status"), [({"job_id": "nope"}, 404), ({}, 409)])
+def test_a_poll_that_names_no_job_acknowledges_nothing(client: FlaskClient, body: dict[str, Any], status: int) -> None:
+    _, job = start(client)
+    start(client, job_id="another")
+    named = {"job_id": job["job_id"]}
+    post(client, "/buffer/write", {**named, "items": [written("a", reward=0), written("b")]})
+    _, reply = post(client, "/get_rollout_data", {**named, "lease_s": 60})
+    refused, _ = post(client, "/get_rollout_data", {**body, "ack": [reply["data"]["meta_info"]["delivery_id"]]})
+    assert (refused, client.get(f"/jobs/{job['job_id']}").get_json()["slots"]["leased"]) == (status, 2)
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -53,7 +53,7 @@ def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer:
         write(buffer, None, written("v"))
     with pytest.raises(ConflictError):
         buffer.resolve_job(None)
-    assert buffer.resolve_job("one") is not None
+    assert buffer.resolve_job("one")[0] is not None
     assert job.job_id == "one"
 
 

@@ -42,8 +42,7 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
     """Acknowledges the named deliveries and leases ready groups."""
     payload = parse(PollPayload, json_object(content))
     buffer = context.buffer
-    acknowledged = buffer.acknowledge(payload.ack) if payload.ack else None
-    job = buffer.resolve_job(payload.job_id)
+    job, acknowledged = buffer.resolve_job(payload.job_id, payload.ack)
     if job is None:
         return Poll(payload=payload, job=None, acknowledged=acknowledged)
     if buffer.store.clock() - (job.last_poll_at or 0.0) > POLL_NOTE_INTERVAL_S:

@@ -15,7 +15,7 @@ MAX_TRANSCRIPTS = 100
 """Number of a job's newest transcripts that are kept: a job whose attempts all fail must not fill the disk."""
 _IS_OPEN_SESSION = "attempts.state = 'running' AND idle_timeout_s IS NOT NULL"
 """Selects open sessions of the gateway in SQL."""
-PLACE = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
+ATTEMPT_KEY = "group_key = :group_key AND slot = :slot AND attempt = :attempt"
 """Identifies an attempt in SQL."""
 
 
@@ -170,10 +170,10 @@ def count_open_sessions(connection: Connection) -> int:
     return int(connection.execute(f"SELECT count(*) FROM attempts WHERE {_IS_OPEN_SESSION}").fetchone()[0])
 
 
-def touch(connection: Connection, places: Sequence[Mapping[str, int]], now: float) -> None:
+def touch(connection: Connection, keys: Sequence[Mapping[str, int]], now: float) -> None:
     """Sets the time of last use of sessions."""
-    query = f"UPDATE attempts SET used_at = :now WHERE {PLACE}"
-    connection.executemany(query, [{**place, "now": now} for place in places])
+    query = f"UPDATE attempts SET used_at = :now WHERE {ATTEMPT_KEY}"
+    connection.executemany(query, [{**key, "now": now} for key in keys])
 
 
 def touch_all(connection: Connection, now: float) -> None:
@@ -181,18 +181,18 @@ def touch_all(connection: Connection, now: float) -> None:
     connection.execute(f"UPDATE attempts SET used_at = ? WHERE {_IS_OPEN_SESSION}", (now,))
 
 
-def set_refusal(connection: Connection, place: Mapping[str, int], refusal: str) -> None:
+def set_refusal(connection: Connection, key: Mapping[str, int], refusal: str) -> None:
     """Stores why the latest request of a session got no turn."""
-    connection.execute(f"UPDATE attempts SET refusal = :refusal WHERE {PLACE}", {**place, "refusal": refusal})
+    connection.execute(f"UPDATE attempts SET refusal = :refusal WHERE {ATTEMPT_KEY}", {**key, "refusal": refusal})
 
 
-def session_state(connection: Connection, place: Mapping[str, int]) -> tuple[bool, str | None]:
+def session_state(connection: Connection, key: Mapping[str, int]) -> tuple[bool, str | None]:
     """Returns whether a session takes turns, and the refusal of its latest request."""
     query = (
         "SELECT attempts.state = 'running' AND groups.state = 'open', refusal "
-        f"FROM attempts JOIN groups ON groups.key = group_key WHERE {PLACE}"
+        f"FROM attempts JOIN groups ON groups.key = group_key WHERE {ATTEMPT_KEY}"
     )
-    takes_turns, refusal = connection.execute(query, place).fetchone()
+    takes_turns, refusal = connection.execute(query, key).fetchone()
     return bool(takes_turns), refusal
 
 

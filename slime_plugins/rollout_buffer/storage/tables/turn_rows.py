@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slime_plugins.rollout_buffer.storage.tables.attempt_rows import PLACE
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import ATTEMPT_KEY
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
@@ -36,22 +36,22 @@ def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> l
     return [True] * len(rows)
 
 
-def turns_of(connection: Connection, place: Mapping[str, int], *, after: int = 0) -> list[dict[str, Any]]:
+def turns_of(connection: Connection, key: Mapping[str, int], *, after: int = 0) -> list[dict[str, Any]]:
     """Returns the turns of an attempt with higher numbers than ``after``, by number, with all columns."""
-    query = f"SELECT * FROM turns WHERE {PLACE} AND number > :after ORDER BY number"
-    return [dict(row) for row in connection.execute(query, {**place, "after": after})]
+    query = f"SELECT * FROM turns WHERE {ATTEMPT_KEY} AND number > :after ORDER BY number"
+    return [dict(row) for row in connection.execute(query, {**key, "after": after})]
 
 
-def set_sent(connection: Connection, place: Mapping[str, int], number: int, *, sent: bool) -> None:
+def set_sent(connection: Connection, key: Mapping[str, int], number: int, *, sent: bool) -> None:
     """Stores whether the answer of a turn reached its client; an answer that reached it once stays marked."""
-    query = f"UPDATE turns SET sent = max(coalesce(sent, 0), :sent) WHERE {PLACE} AND number = :number"
-    connection.execute(query, {**place, "number": number, "sent": sent})
+    query = f"UPDATE turns SET sent = max(coalesce(sent, 0), :sent) WHERE {ATTEMPT_KEY} AND number = :number"
+    connection.execute(query, {**key, "number": number, "sent": sent})
 
 
-def sent_flags(connection: Connection, place: Mapping[str, int]) -> dict[int, bool]:
+def sent_flags(connection: Connection, key: Mapping[str, int]) -> dict[int, bool]:
     """Returns, by turn number, whether the answer reached its client; turns without this information are left out."""
-    query = f"SELECT number, sent FROM turns WHERE {PLACE} AND sent IS NOT NULL"
-    return {number: bool(sent) for number, sent in connection.execute(query, place)}
+    query = f"SELECT number, sent FROM turns WHERE {ATTEMPT_KEY} AND sent IS NOT NULL"
+    return {number: bool(sent) for number, sent in connection.execute(query, key)}
 
 
 def count_turns(connection: Connection, group_key: int, slot: int, attempt: int) -> int:
