@@ -20,12 +20,7 @@ import orjson
 from aiohttp import web
 
 from slime_plugins.rollout_buffer import wire
-from slime_plugins.rollout_buffer.errors import (
-    NotFoundError,
-    RolloutBufferError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from slime_plugins.rollout_buffer.errors import NotFoundError, RolloutBufferError, UnauthorizedError, UnavailableError
 from slime_plugins.rollout_buffer.gateway.chat_requests import read_chat_body
 from slime_plugins.rollout_buffer.gateway.dialects.chat_completions import ChatReply, Piece, model_list, status_of
 from slime_plugins.rollout_buffer.gateway.dialects.dialect import Dialect, dialect_of

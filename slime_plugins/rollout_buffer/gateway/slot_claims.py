@@ -30,14 +30,7 @@ from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import (
-    AttemptState,
-    GroupState,
-    Instance,
-    JobState,
-    Trajectory,
-    WriteStatus,
-)
+from slime_plugins.rollout_buffer.types import AttemptState, GroupState, Instance, JobState, Trajectory, WriteStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

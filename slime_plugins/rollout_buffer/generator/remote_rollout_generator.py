@@ -29,12 +29,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.errors import (
-    ConfigError,
-    EnvironmentSetupError,
-    GeneratorError,
-    JudgeError,
-)
+from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError, GeneratorError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.generator.math_reward.answers import final_answer, is_same_text, label_of
 from slime_plugins.rollout_buffer.http_serving import serving

@@ -37,14 +37,7 @@ from slime_plugins.rollout_buffer.runner.group_admission import GroupAdmission
 from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Instance,
-    JobState,
-    Outcome,
-    SamplingParams,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Outcome, SamplingParams, Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import check_messages
 
 RETRY_BASE_S = 0.5

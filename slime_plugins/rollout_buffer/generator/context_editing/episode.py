@@ -44,13 +44,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.task import Document
 from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import ToolName
 from slime_plugins.rollout_buffer.generator.outcomes import outcome_of
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Message,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Message, StopReason, Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -51,12 +51,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import (
 )
 from slime_plugins.rollout_buffer.generator.outcomes import outcome_of
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Instance,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, StopReason, Trajectory
 
 _ENDED_BY_AGENT = frozenset({StopReason.TERMINATED, StopReason.ANSWERED})
 """Stop reasons of an episode that the agent ended itself."""

@@ -27,11 +27,7 @@ from typing import Any, NoReturn, TypeVar
 
 from slime_plugins.rollout_buffer.engine.tool_call_parser import ToolCall, read_segments
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import (
-    COORDINATE_MAX,
-    MOBILE_USE_TOOL,
-    TOOL_NAME,
-)
+from slime_plugins.rollout_buffer.generator.gui_agent.mobile_use import COORDINATE_MAX, MOBILE_USE_TOOL, TOOL_NAME
 
 COORDINATE_TOLERANCE = 1
 MAX_TOOL_CALL_CHARACTERS = 16_384

@@ -14,11 +14,7 @@ from typing import Any, TypeVar
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-from slime_plugins.rollout_buffer.generator.miniwob.browser import (
-    LaunchOptions,
-    find_chromium,
-    shared_browsers,
-)
+from slime_plugins.rollout_buffer.generator.miniwob.browser import LaunchOptions, find_chromium, shared_browsers
 from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS, MiniWobSettings
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, page_of
