@@ -65,7 +65,7 @@ class PromptChecker:
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
 
     def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
-        """Returns ``ran``, a prompt with one image, with placeholders as the ids of its image tokens.
+        """Returns ``ran``, a prompt with one image, with the placeholder for each image token: its length stays.
 
         An engine that is asked for the log-probs of its input reports other ids for image tokens.
         """
@@ -82,13 +82,14 @@ class PromptChecker:
         """
         return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
 
-    def may_end_within(self, ids: Sequence[int], texts: Sequence[str]) -> bool:
-        """Returns True if the text of the ids ends with the beginning of one of ``texts``, or within a character, which
-        may be theirs, or if there is no tokenizer to know."""
-        if not texts or self._tokenizer is None:
-            return bool(texts)
-        end = self.decoded(ids[-4 * max(map(len, texts)) :])  # a character may be four tokens
-        return end.endswith("\ufffd") or begins_at(end, 0, texts) < len(end)
+    def may_end_within(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
+        """Returns True if the ids may end within one of the stop sequences ``stops``: their text ends with the
+        beginning of one, or with an incomplete character, which may belong to one. Without a tokenizer it cannot be
+        known: True if there are any."""
+        if not stops or self._tokenizer is None:
+            return bool(stops)
+        end = self.decoded(ids[-4 * max(map(len, stops)) :])  # a character may be four tokens
+        return end.endswith("\ufffd") or begins_at(end, 0, stops) < len(end)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, special tokens included."""

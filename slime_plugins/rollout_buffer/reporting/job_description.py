@@ -42,7 +42,7 @@ def job_progress(connection: Connection, job: JobRecord) -> JobProgress:
 
 
 def describe_job(store: Store, job: JobRecord) -> Job:
-    """Returns a job's state, progress and accounting. All counts are of slots and come from one snapshot."""
+    """Returns a job's state, progress and accounting, from one snapshot. ``Job`` describes what each number counts."""
     with store.read() as connection:
         job = job_rows.get_job(connection, job.key)
         progress = job_progress(connection, job)
@@ -75,7 +75,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
 
 
 def settings_for_display(store: Store, job: JobRecord) -> dict[str, Any]:
-    """Returns the settings of its payload that a job stores, with secrets redacted."""
+    """Returns what a job keeps of its start payload, settings and options, with secrets redacted."""
     with store.read() as connection:
         options = job_rows.options_of(connection, job.key)
     shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})

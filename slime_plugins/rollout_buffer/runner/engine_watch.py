@@ -40,7 +40,10 @@ class EngineWatch:
         await self._keep_prompt_findings()
 
     async def complaint_of_prompts(self) -> str:
-        """Waits for the engine, then returns why it does not run prompts exactly as sent; empty if it does."""
+        """Waits for the engine, then returns why it does not run prompts exactly as sent; empty if it does.
+
+        A start with ``exact_prompts: require`` is refused where the engine cannot be probed, for which this would wait.
+        """
         while True:
             fidelity = await self._engine.probe_prompts()
             if fidelity is not None:

@@ -193,6 +193,8 @@ class StartPayload(JobSettings):
             raise ValueError("input_file is missing: a path under the server's data roots (or send instances)")
         if self.remote_engine_url is None:
             raise ValueError("engine_url (remote_engine_url) is missing: the address of the SGLang router that samples")
+        if self.exact_prompts == "require" and (self.engine_api != "sglang" or self.tokenizer_path is None):
+            raise ValueError("exact_prompts: require needs engine_api sglang and a tokenizer_path, to compare prompts")
         return self
 
     def settings(self) -> dict[str, Any]:

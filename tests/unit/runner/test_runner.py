@@ -674,6 +674,11 @@ async def test_each_slot_samples_with_a_seed_of_its_own_that_a_repeated_attempt_
         ({"engine_api": "openai", "evaluation": True}, "engine_model is missing"),
         ({"engine_api": "openai", "evaluation": True, "engine_model": "m", "task_type": "external"}, "evaluation"),
         ({"engine_api": "vertex"}, "engine_api"),
+        (
+            {"engine_api": "openai", "evaluation": True, "engine_model": "m", "exact_prompts": "require"},
+            "exact_prompts: require needs",
+        ),
+        ({"exact_prompts": "require"}, "exact_prompts: require needs"),
     ],
 )
 def test_an_engine_without_token_ids_is_for_evaluations_alone(
