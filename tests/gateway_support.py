@@ -181,6 +181,7 @@ async def gateway_on(
     *,
     load: Callable[[str], Any] = lambda path: tokenizer,
     worker: int = 1,
+    clock: Callable[[], float] | None = None,
     **settings: Any,
 ) -> AsyncIterator[GatewayUnderTest]:
     """Runs a process of the gateway over a data directory for the time of the context; it says nothing at its end."""
@@ -191,6 +192,7 @@ async def gateway_on(
         return engine(url) if callable(engine) else engine
 
     buffer = Buffer(store)
+    buffer.clock = clock or buffer.clock
     gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load), worker=worker)
     app = create_app(gateway, SessionKeys.load(folder))
     async with serving(app, made.host, made.port, handler_cancellation=True) as url, aiohttp.ClientSession() as http:

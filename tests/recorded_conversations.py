@@ -88,8 +88,7 @@ async def fixed_gateway(
     names = map("{:024x}".format, itertools.count(1))
     engine = FakeEngine(list(sampled), tokenizer=tokenizer)
     with mock.patch.object(service, "reply_name", side_effect=names):
-        async with gateway_on(folder, engine, **settings) as gateway:
-            gateway.buffer.clock = lambda: RECORDED_AT
+        async with gateway_on(folder, engine, clock=lambda: RECORDED_AT, **settings) as gateway:
             job = start_session_job(gateway.buffer, n=1, message_matching=matching)
             yield gateway, await gateway.open(job), engine
 
