@@ -24,6 +24,9 @@ HUB_TIMEOUT_S: Final = 5.0
 """Timeout of the check whether the model hub has a file. Libraries retry for most of a minute, for each file."""
 _OFFLINE: Final = "the hub is offline here (HF_HUB_OFFLINE), and the cache does not have it"
 _FILES: Final = ("tokenizer_config.json", "tokenizer.json")
+_IMPORT_LOCK: Final = threading.Lock()
+"""transformers replaces its module in ``sys.modules`` while it is imported. A thread that imports transformers during
+this time gets the replaced module, which has no ``AutoTokenizer``."""
 
 
 def load_tokenizer(
@@ -39,7 +42,8 @@ def load_tokenizer(
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning that torch is missing: it is not needed
-    from transformers import AutoTokenizer
+    with _IMPORT_LOCK:
+        from transformers import AutoTokenizer
 
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -41,6 +43,16 @@ def test_a_tokenizers_own_code_runs_only_when_it_is_trusted(
     assert not (tmp_path / "ran").exists()
     assert type(load_tokenizer(with_code, trusted=True)).__name__ == "Own"
     assert (tmp_path / "ran").exists()
+
+
+def test_threads_that_load_the_first_tokenizers_of_a_process_at_once_all_get_theirs() -> None:
+    program = (
+        "import sys\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer\n"
+        "with ThreadPoolExecutor(8) as threads:\n"
+        "    assert len(list(threads.map(load_tokenizer, sys.argv[1:]))) == 8\n"
+    )
+    subprocess.run([sys.executable, "-c", program, *[str(DEMO_TOKENIZER_PATH)] * 8], check=True, timeout=120)
 
 
 def test_a_name_that_the_hub_has_and_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
