@@ -1,7 +1,8 @@
 """Compares the trainer's log-probs of trained rows with the engine's.
 
-|train - rollout log-prob| is the first to grow if masks, versions or numerics are wrong. By turn it shows a context
-that differs in the trainer; by weight lag, tokens that are too far off-policy.
+The difference |train - rollout log-prob| is the first measure that grows if masks, weight versions or numerics are
+wrong. Grouped by turn, it shows in which turn the trainer's context differs. Grouped by weight lag, it shows which
+tokens are too far off-policy.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from slime_plugins.rollout_buffer.types import version_number
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import RefusedRow, TrainerRowsKept
 
-NO_ROW = "it has no training row of that number"
-
 
 def store_report(
     store: Store, job_id: str, report: TrainerReport, *, clock: Callable[[], float] = time.time
@@ -40,21 +39,21 @@ def store_report(
     refused: list[RefusedRow] = []
     with store.read() as connection:
         job = find_job(connection, job_id)
-        known = {
+        payloads = {
             uid: payload_rows.payload_of(connection, job.key, uid)
             for uid in {row.uid for row in report.rows}
             if trajectory_rows.has_trajectory(connection, job.key, uid)
         }
     newest = report.weight_version if report.weight_version is not None else job.weight_version
-    packed: dict[str, tuple[Sequence[Generation], Sequence[TrainingRow]]] = {}
+    rows_by_uid: dict[str, tuple[Sequence[Generation], Sequence[TrainingRow]]] = {}
     for row in report.rows:
         try:
             row.check_numbers()
-            if row.uid not in known:
+            if row.uid not in payloads:
                 raise ValueError("the job has no trajectory of that uid")
-            if row.uid not in packed:
-                packed[row.uid] = _rows_of(store.get_payload(*known[row.uid]))
-            turns = compare(row, *packed[row.uid], newest)
+            if row.uid not in rows_by_uid:
+                rows_by_uid[row.uid] = _rows_of(store.get_payload(*payloads[row.uid]))
+            turns = compare(row, *rows_by_uid[row.uid], newest)
             kept.append(TrainerRow(**dict(row), step=report.step, reported_at=clock(), turns=turns))
         except (ValueError, DamagedError) as error:
             refused.append(RefusedRow(uid=row.uid, row=row.row, reason=str(error)))
@@ -69,6 +68,8 @@ def compare(
 ) -> tuple[TurnGap, ...]:
     """Returns |train - rollout log-prob| by turn; () if trainer or engine have no log-probs.
 
+    ``newest`` is the weight version that the trainer computed its log-probs with, None if unknown.
+
     Raises:
         ValueError: there is no such row, or ``log_probs`` has not one number for each token that the row trains.
     """
@@ -77,17 +78,18 @@ def compare(
     if not rows:
         return ()  # the trainer rebuilt the row from messages: its tokens are not known here
     if reported.row >= len(rows):
-        raise ValueError(NO_ROW)
+        raise ValueError("it has no training row of that number")
     row = rows[reported.row]
-    turns = [generations[index] for index in row.generation_indices if generations[index].is_trained]
-    lengths = [len(turn.output_ids) for turn in turns]
+    trained = [index for index in row.generation_indices if generations[index].is_trained]
+    lengths = [len(generations[index].output_ids) for index in trained]
     if sum(row.loss_mask) != sum(lengths) or len(reported.log_probs) != sum(lengths):
         raise ValueError(f"it trains {sum(row.loss_mask)} tokens, and log_probs has {len(reported.log_probs)}")
     gaps, start = [], 0
-    for index, turn, length in zip(row.generation_indices, turns, lengths, strict=False):
+    for index, length in zip(trained, lengths, strict=True):
+        turn = generations[index]
         theirs = reported.log_probs[start : start + length]
         if turn.output_log_probs is not None and length:
-            gap = [abs(one - other) for one, other in zip(theirs, turn.output_log_probs, strict=True)]
+            gap = [abs(train - rollout) for train, rollout in zip(theirs, turn.output_log_probs, strict=True)]
             worst = max(range(length), key=gap.__getitem__)
             gaps.append(
                 TurnGap(

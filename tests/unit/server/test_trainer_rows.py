@@ -65,6 +65,15 @@ def test_the_gap_is_between_what_the_trainer_says_and_what_the_engine_recorded(j
     assert (worst["gap"], worst["weight_lag"], worst["advantage"], worst["step"]) == (0.5, 2, 1.5, 7)
 
 
+def test_a_turn_that_is_not_trained_shifts_no_gap_to_another_turn(job: FlaskClient) -> None:
+    untrained_first = item("three", [{**TURNS[0], "trained": False}, TURNS[1]])
+    assert post(job, "/buffer/write", {"job_id": JOB, "items": [{**untrained_first, "instance_id": "b"}]})[0] == 200
+    report(job, {"uid": "three", "log_probs": [-3.0]})
+
+    (gap,) = job.get(f"/jobs/{JOB}/mismatch").get_json()["by_turn"]
+    assert (gap["turn"], gap["max"]) == (1, 2.0)
+
+
 def test_each_row_is_compared_with_its_own_turns(job: FlaskClient) -> None:
     report(job, {"uid": "two", "row": 0, "log_probs": [-0.5, -0.25]}, {"uid": "two", "row": 1, "log_probs": [-3.0]})
     found = job.get(f"/jobs/{JOB}/mismatch?limit=1").get_json()
