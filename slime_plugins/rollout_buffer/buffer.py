@@ -1,31 +1,32 @@
 """State changes of jobs, groups, attempts and deliveries, which decide what the trainer gets.
 
-A method that changes state is one transaction, unless its docstring names the parts. Sessions of the gateway, reports
-of trainers and runners, reward versions and the recovery at start have transactions of their own.
+Each method that changes state does so in one transaction, unless its docstring names several. Sessions of the gateway,
+reports of runners, reward versions and the recovery at start are no methods of ``Buffer``: their modules open their own
+transactions.
 
     start_job            starts a job, or attaches to one
-    begin_attempt        a runner begins to fill a slot; the number fences late results
-    add_trajectory       a runner's result, idempotent by uid and fenced
-    write_items          items written over HTTP
-    judge_and_close      the verdict on a group, once
-    take / acknowledge   groups are leased to a poll, and delivered when the lease is acknowledged
-    expire_leases        unacknowledged groups become ready again
+    begin_attempt        begins a runner's attempt to fill a slot; its number fences late results
+    add_trajectory       stores a runner's result, idempotent by uid and fenced
+    write_items          stores items that were written over HTTP
+    judge_and_close      judges a group and closes it, once
+    take / acknowledge   leases groups to a poll; delivers them when the lease is acknowledged
+    expire_leases        makes unacknowledged groups ready again
 
 Servers, runners and the supervisor each have their own ``Buffer`` on the same store.
 """
 
 from __future__ import annotations
 
-# ``python buffer.py``, as slime's users start it, serves. ``types.py`` next to it must not hide Python's own module:
-# neither the script's folder nor the working directory may be on the path of the server's processes.
+# slime's users start the buffer with ``python buffer.py``, which runs ``rollout-buffer serve``. Neither the script's
+# folder nor the working directory may be on the path of its processes: ``types.py`` here would hide Python's module.
 if __name__ == "__main__":
     import os
     import sys
 
     folder = os.path.dirname(os.path.abspath(__file__))
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    others = [one for one in given if one and os.path.abspath(one) != folder]
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(folder)), *others])
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    other_entries = [entry for entry in entries if entry and os.path.abspath(entry) != folder]
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(folder)), *other_entries])
     os.environ.update(PYTHONPATH=path, PYTHONSAFEPATH="1")
     os.execv(sys.executable, [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *sys.argv[1:]])
 
@@ -73,7 +74,7 @@ from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
 from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, end_job, set_state
 from slime_plugins.rollout_buffer.state.staleness import AdmissionState
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
-from slime_plugins.rollout_buffer.state.transcripts import encode_kept
+from slime_plugins.rollout_buffer.state.transcripts import encode_failed_attempt
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -113,7 +114,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
-"""A trainer whose polls are further apart does not wait for groups in between."""
+"""A trainer whose polls are further apart does not wait for groups in between: a poll ends after ``MAX_WAIT_S``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,9 @@ class Buffer:
     def start_job(self, payload: StartPayload, instances: Sequence[Instance]) -> StartedJob:
         """Starts a job, or attaches to the job that the payload names.
 
-        Attaching updates the engine URL and, with a skip list, makes delivered groups that are not in it ready again.
-        A repeated ``start_id`` changes nothing. A trainer (a payload with a skip list) takes over a job that writers
-        have filled and no trainer has started, also with ``fresh``.
+        Attaching takes over the payload's engine URL and changeable settings; with a skip list, delivered groups
+        outside of the list become ready again. A repeated ``start_id`` changes nothing. A trainer (a payload with a
+        skip list) takes over a job that writers have filled and no trainer has started, also with ``fresh``.
 
         Raises:
             ConflictError: a job of that id exists with other settings.
@@ -155,7 +156,7 @@ class Buffer:
         """
         pack = functools.cache(lambda: pack_input(instances) if instances else None)
         with self.store.read() as connection:
-            start = job_start.decide_start(connection, payload)
+            start = job_start.decide_start(connection, payload)  # decided again in the transaction below
         if start.action is StartAction.CREATE:
             self.store.check_room()
         if start.keeps_input:
@@ -241,7 +242,7 @@ class Buffer:
                 set_state(connection, self.clock(), job, JobState.RUNNING)
 
     def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
-        """Fails a job. Its open groups stay open: attaching to it retries them."""
+        """Fails a running or paused job. Its open groups stay open: a start that attaches to the job plays them."""
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
             if job.state in job_states.OPEN_STATES:
@@ -250,7 +251,7 @@ class Buffer:
     def stop_failing_job(self, job_key: int, limit: int) -> None:
         """Fails a job in which its runner counted ``limit`` failed attempts in a row with one error code.
 
-        Starting it again retries them.
+        A start that attaches to the job tries their slots again.
         """
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
@@ -259,10 +260,10 @@ class Buffer:
         self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED)
 
     def finish_if_done(self, job_key: int) -> bool:
-        """Puts a job whose groups are all closed into its final state; returns True if it is in one.
+        """Puts a job whose groups are all closed into its final state; returns True if the job is in a final state.
 
-        It is finished, or failed with a cause if groups failed and none could be delivered. A job without input does
-        not finish by itself: its next item may name a new instance.
+        The job is finished, or failed with a cause if groups failed and none could be delivered. A job without
+        input does not finish by itself: its next item may name a new instance.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -300,18 +301,21 @@ class Buffer:
             return job_rows.get_job(connection, job_key)
 
     def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-        """Returns open groups in playing order, beginning behind (epoch, position); opens groups if necessary."""
+        """Returns open groups in playing order, from the first after (epoch, position) on; opens groups if needed."""
         with self.store.read() as connection:
-            found = group_rows.open_groups(connection, job_key, after=after, limit=limit)
+            groups = group_rows.open_groups(connection, job_key, after=after, limit=limit)
             plan = plan_rows.find_plan(connection, job_key)
-        if len(found) == limit or plan is None or not plan.unopened:
-            return found
+        if len(groups) == limit or plan is None or not plan.unopened:
+            return groups
         with self.store.write() as connection:
             group_opening.open_next(connection, job_key, limit)
             return group_rows.open_groups(connection, job_key, after=after, limit=limit)
 
     def started_groups(self, job_key: int) -> list[GroupRecord]:
-        """Returns the started open groups of a job whose staleness policy is ``admit``, oldest first; else none."""
+        """Returns the open groups of a job that have an attempt or an item, oldest first.
+
+        The list is empty for a job whose staleness policy is not ``admit``.
+        """
         with self.store.read() as connection:
             if not staleness.admits(job_rows.get_job(connection, job_key)):
                 return []
@@ -332,10 +336,10 @@ class Buffer:
             groups_of_known_instance(connection, job, instance_id)
 
     def closed_instance_ids(self, job_key: int) -> list[str]:
-        """Returns the instance ids that a plain generator skips: once per closed group."""
+        """Returns the instance id of each closed group: a generator that writes its items over HTTP skips these."""
         with self.store.read() as connection:
-            known = group_rows.known_groups(connection, job_key)
-        return [group.instance_id for group in known if group.state is not GroupState.OPEN]
+            groups = group_rows.known_groups(connection, job_key)
+        return [group.instance_id for group in groups if group.state is not GroupState.OPEN]
 
     def slot_progress(self, group_key: int) -> dict[int, tuple[bool, int]]:
         """Returns (is filled, number of failed attempts) of each slot with an attempt or a trajectory."""
@@ -349,7 +353,10 @@ class Buffer:
             return WaitingGroups(*delivery_rows.count_ready_and_leased(connection, job_key))
 
     def admission_state(self, job_key: int, *, running: int) -> AdmissionState | None:
-        """Returns the inputs of admission for a group that would begin now; None without a bound on the lag."""
+        """Returns the inputs of admission for a group that would begin now; None without a bound on the lag.
+
+        ``running`` is the caller's count of running groups.
+        """
         with self.store.read() as connection:
             job = job_rows.get_job(connection, job_key)
             return staleness.admission_state(connection, self.clock(), job, running=running)
@@ -380,18 +387,18 @@ class Buffer:
             StaleAttemptError: the attempt was given up, or another runner has taken over the job.
             UnavailableError: the attempt has more or fewer stored turns than ``turns``: another process added one.
         """
-        brought = attempts.AttemptResult(
+        result = attempts.AttemptResult(
             fence=fence, group=group, slot=slot, attempt=attempt, trajectory=trajectory, turns=turns
         )
         pending = attempts.pending_payload(trajectory)
         if pending.needs_pack:
             with self.store.read() as connection:
                 # Checked before its payload is stored: a refused trajectory must not use disk space.
-                if attempts.is_duplicate(connection, brought):
+                if attempts.is_duplicate(connection, result):
                     return WriteResult(uid=trajectory.uid, status=WriteStatus.DUPLICATE)
                 self.payloads.check_named(connection, pending)
         (payload,) = self.payloads.store([pending])
-        return self.store.commit(lambda connection: attempts.add_trajectory(connection, self.clock(), brought, payload))
+        return self.store.commit(lambda connection: attempts.add_trajectory(connection, self.clock(), result, payload))
 
     def fail_attempt(
         self,
@@ -405,23 +412,23 @@ class Buffer:
     ) -> None:
         """Ends an attempt without a trajectory and without a reward.
 
-        ``within`` is the transaction of which this is a part; by default it has one of its own.
+        ``within`` is an open transaction to do this in; by default a new one.
         """
         state = AttemptState.GIVEN_UP if failure.given_up else AttemptState.FAILED
         error = (failure.code, redacted(failure.message)[:2000])
-        kept = b"" if failure.given_up else encode_kept(failure.transcript, redacted(failure.traceback))
+        transcript = b"" if failure.given_up else encode_failed_attempt(failure.transcript, redacted(failure.traceback))
         with self.store.write() if within is None else nullcontext(within) as connection:
             attempts.check_fence(connection, group.job_key, fence)
-            attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, kept)
+            attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, transcript)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields every trajectory of a job as (uid, item)."""
         with self.store.read() as connection:
-            known = trajectory_rows.uids_of(connection, job.key)
-        for uid in known:
+            uids = trajectory_rows.uids_of(connection, job.key)
+        for uid in uids:
             with self.store.read() as connection:
-                body = payload_rows.payload_of(connection, job.key, uid)
-            yield uid, orjson.loads(self.store.get_payload(*body))
+                payload = payload_rows.payload_of(connection, job.key, uid)
+            yield uid, orjson.loads(self.store.get_payload(*payload))
 
     def open_groups_with_items(self, job_key: int) -> list[tuple[GroupRecord, int]]:
         """Returns open groups with a written item, each with its number of members."""
@@ -438,10 +445,10 @@ class Buffer:
         shortfall: Shortfall = Shortfall.SLOTS_FAILED,
         fence: int | None = None,
     ) -> Verdict | None:
-        """Judges an open group by its members and closes it, once; None if it is closed already.
+        """Judges an open group by its members, closes it and returns the verdict; None if it is closed already.
 
-        ``functions`` are those of a generator. The result of its ``get_group_data_meta_info`` is part of the next
-        delivery.
+        ``functions`` are a generator's own group functions; the result of its ``get_group_data_meta_info`` is part of
+        the next delivery. ``shortfall`` is the reason for missing members.
 
         Raises:
             StaleAttemptError: ``fence`` is given and another runner has taken over the job.
@@ -490,8 +497,9 @@ class Buffer:
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def resolve_job(self, job_id: str | None, ack: Sequence[str] = ()) -> tuple[JobRecord | None, Acknowledged | None]:
-        """Acknowledges deliveries, then returns the job that a poll names; without a name, the only job that is open or
-        has undelivered groups.
+        """Acknowledges deliveries; returns the job that a poll names, and the results of the acknowledgements.
+
+        A poll that names no job gets the only job that is open or has undelivered groups, None if there is no such job.
 
         Raises:
             NotFoundError: there is no job of that id; nothing is acknowledged.
@@ -541,7 +549,7 @@ class Buffer:
             return delivery_meta.empty_meta_info(connection, current)
 
     def groups_and_causes(self, job_key: int) -> tuple[dict[GroupState, int], dict[str, dict[str, int]]]:
-        """Counts a job's groups by state, and those that were dropped by state and cause."""
+        """Counts a job's groups by state, and its filtered and failed groups by state and cause."""
         with self.store.read() as connection:
             return group_rows.count_groups(connection, job_key), group_rows.count_causes(connection, job_key)
 
@@ -555,9 +563,9 @@ class Buffer:
 
     def note_empty_poll(self, job: JobRecord) -> None:
         """Records the time since which polls have brought no groups. A gap of more than ``MAX_GAP_BETWEEN_POLLS_S``
-        between two polls restarts it."""
-        gone = self.clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
-        if job.waiting_since is None or gone:
+        between two polls restarts that time."""
+        was_away = self.clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
+        if job.waiting_since is None or was_away:
             with self.store.write() as connection:
                 job_rows.update_job(connection, job.key, waiting_since=self.clock())
 
@@ -608,14 +616,14 @@ class Buffer:
             if short is not None:
                 short_groups.append(short)
                 if not short["delivered"]:
-                    self._leave_out(short["group_index"])
+                    self._fail_left_out_group(short["group_index"])
             yield from played
 
     def with_inline_images(self, body: bytes) -> bytes:
         """Replaces the hashes of screenshots in a payload by data URIs."""
         return b"".join(self.payloads.inlined(body))
 
-    def _leave_out(self, group_key: int) -> None:
+    def _fail_left_out_group(self, group_key: int) -> None:
         """Fails a group of a delivery, if that can be written."""
         try:
             with self.store.write() as connection:
@@ -631,18 +639,16 @@ class Buffer:
             return self._acknowledge(connection, delivery_ids)
 
     def _acknowledge(self, connection: Connection, delivery_ids: Sequence[str]) -> Acknowledged:
-        result: dict[AckResult, list[str]] = {was: [] for was in AckResult}
+        ids: dict[AckResult, list[str]] = {result: [] for result in AckResult}
         delivery_leases.expire_leases(connection, self.clock())
         for delivery_id in delivery_ids:
-            result[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
-        return Acknowledged(
-            acked=result[AckResult.ACKED], expired=result[AckResult.EXPIRED], unknown=result[AckResult.UNKNOWN]
-        )
+            ids[delivery_leases.acknowledge(connection, delivery_id)].append(delivery_id)
+        return Acknowledged(acked=ids[AckResult.ACKED], expired=ids[AckResult.EXPIRED], unknown=ids[AckResult.UNKNOWN])
 
     def expire_leases(self) -> None:
         """Makes groups whose lease has run out ready again.
 
-        A lease that ends later than its length from now was granted before the clock was set back: it is shortened.
+        A lease whose remaining time exceeds its length was granted before the clock was set back: it is shortened.
         """
         with self.store.write() as connection:
             delivery_rows.shorten_leases(connection, self.clock())
@@ -654,13 +660,14 @@ class Buffer:
         """Shifts stored times by a jump of the machine's clock, so that the jump expires no lease or timeout; returns
         the seconds.
 
-        The supervisor calls it a few times a second. Until then all processes use the time without the jump.
+        The supervisor calls it a few times a second. Until it has done so, all processes subtract the jump from the
+        time.
         """
         if jump := self.store.clock.jump_s():
             with self.store.write() as connection:
                 clock_rows.move_times(connection, jump, self.store.clock() + jump)
-            logger.warning("the machine's clock was set by %.0f s: leases and timeouts are moved by as much", jump)
-        self.store.clock.mark()
+            logger.warning("the machine's clock jumped by %.0f s: leases and timeouts are moved by this jump", jump)
+        self.store.clock.store_reference()
         return jump
 
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
@@ -674,9 +681,9 @@ class Buffer:
         with self.store.read() as connection:
             beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
             is_alive = any(not GATEWAY.is_silent(abs(now - at)) for at, _ in beats)
-            seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
+            gateway_seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
             instances_in_use = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
-            quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, seen_at)
+            quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, gateway_seen_at)
         if None in instances_in_use:  # a rollout whose instance is not known yet may be of any group
             return []
         return [group for group in quiet if group.instance_id not in instances_in_use]

@@ -13,7 +13,7 @@
     │   ├── ConflictError             409 conflict
     │   ├── JobPausedError            409 job_paused (no attempt begins)
     │   ├── StaleAttemptError         409 stale_attempt (the attempt was given up; its result is refused)
-    │   ├── GoneError                 410 gone (a session that is over)
+    │   ├── GoneError                 410 gone (the session of the request has ended)
     │   ├── PayloadTooLargeError      413 payload_too_large
     │   ├── UnsupportedEncodingError  415 unsupported_encoding
     │   └── BusyError                 429 busy: a limit of concurrent work is reached; retry later
@@ -140,7 +140,7 @@ class JobPausedError(ConflictError):
 
 
 class GoneError(RequestError):
-    """The requested object has ended."""
+    """The session of the request has ended."""
 
     code = "gone"
     http_status = 410
@@ -255,15 +255,16 @@ def network_reason(error: BaseException) -> str:
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
         chain.append(inner)
-    if "SSLError" in {kind.__name__ for one in chain for kind in type(one).__mro__}:
+    # By name: ssl, urllib3 and requests each have an SSLError of their own.
+    if "SSLError" in {kind.__name__ for cause in chain for kind in type(cause).__mro__}:
         return "it speaks no TLS, or its certificate is not trusted"
     # urllib3 derives a refused connection from its own TimeoutError: only Python's and requests' count.
     own_kinds = {kind.__name__ for kind in type(error).__mro__}
-    if "Timeout" in own_kinds or any(isinstance(one, TimeoutError) for one in chain):
+    if "Timeout" in own_kinds or any(isinstance(cause, TimeoutError) for cause in chain):
         return "it took too long"
-    by_the_system = [one for one in chain if isinstance(one, OSError) and one.strerror]
-    if not by_the_system:
+    system_errors = [cause for cause in chain if isinstance(cause, OSError) and cause.strerror]
+    if not system_errors:
         return "the connection broke"
     # asyncio replaces the system's message by its own, with the address as a tuple.
-    number = by_the_system[-1].errno
-    return os.strerror(number) if number and number > 0 else str(by_the_system[-1].strerror)
+    number = system_errors[-1].errno
+    return os.strerror(number) if number and number > 0 else str(system_errors[-1].strerror)

@@ -16,16 +16,18 @@ def json_object(
 ) -> dict[str, Any]:
     """Parses a JSON object; an empty text is an empty object.
 
+    ``with_nan`` accepts NaN and Infinity, which are no JSON, so that a later check can name the wrong value.
+
     Raises:
         InvalidPayloadError: it is not a JSON object, or is nested more than ``max_nesting`` levels deep.
     """
     if not content.strip():
         return {}
     try:
-        has_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
-        body = json.loads(content) if has_nan else orjson.loads(content)
+        may_have_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
+        body = json.loads(content) if may_have_nan else orjson.loads(content)
     except (ValueError, RecursionError) as error:
-        # Only "Not enough memory": "failed to allocate memory" is what orjson says of many levels that never end.
+        # orjson says "failed to allocate memory" of many brackets that are never closed: that is invalid JSON.
         if "Not enough memory" in str(error):
             raise MemoryError(str(error)) from error
         raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error

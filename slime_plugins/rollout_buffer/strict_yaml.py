@@ -16,15 +16,16 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     """Returns the value of a text, and its nodes with line numbers; ``name`` identifies the text in errors.
 
     Raises:
-        ConfigError: the text is no YAML, sets a key twice, or repeats too many values with aliases.
+        ConfigError: the text is not valid YAML, sets a key twice, or repeats too many values with aliases.
     """
     try:
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()
         if root is None:
             return None, None
-        values: dict[int, int] = {}
-        if _count(root, values, name) - len(values) > MAX_ALIASED_VALUES:
+        counts: dict[int, int] = {}
+        # ``counts`` has an entry for each distinct node: the values beyond them are repetitions.
+        if _count_values(root, counts, name) - len(counts) > MAX_ALIASED_VALUES:
             raise ConfigError(f"{name}: its aliases repeat more than {MAX_ALIASED_VALUES} values")
         return loader.construct_document(root), root
     except ConfigError:
@@ -32,18 +33,24 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
     except (yaml.YAMLError, ValueError) as error:  # a date that does not exist is a ValueError
         raise ConfigError(f"{name} is not valid YAML: {error}") from error
     except RecursionError as error:
-        raise ConfigError(f"{name} is not valid YAML that can be read: it is nested too deeply") from error
+        raise ConfigError(f"{name} cannot be read as YAML: it is nested too deeply") from error
 
 
-def _count(node: yaml.Node, values: dict[int, int], name: str) -> int:
-    """Returns the number of values of a node with aliases expanded; ``values`` caches the number by node."""
-    if id(node) not in values:
-        values[id(node)] = 2 * MAX_ALIASED_VALUES  # an alias to an enclosing section is infinite
-        values[id(node)] = 1 + sum(_count(inner, values, name) for inner in _inner(node, name))
-    return values[id(node)]
+def _count_values(node: yaml.Node, counts: dict[int, int], name: str) -> int:
+    """Returns the number of values of a node with aliases expanded; ``counts`` caches the number by node."""
+    if id(node) not in counts:
+        # Found by an alias inside of this node to the node itself, which would repeat without end: too many values.
+        counts[id(node)] = 2 * MAX_ALIASED_VALUES
+        counts[id(node)] = 1 + sum(_count_values(inner, counts, name) for inner in _inner_nodes(node, name))
+    return counts[id(node)]
 
 
-def _inner(node: yaml.Node, name: str) -> list[yaml.Node]:
+def _inner_nodes(node: yaml.Node, name: str) -> list[yaml.Node]:
+    """Returns the keys and values directly in a node.
+
+    Raises:
+        ConfigError: a key is set twice.
+    """
     if isinstance(node, yaml.SequenceNode):
         return list(node.value)
     if not isinstance(node, yaml.MappingNode):
@@ -54,7 +61,7 @@ def _inner(node: yaml.Node, name: str) -> list[yaml.Node]:
         if not isinstance(key, yaml.ScalarNode):
             continue
         if (key.tag, key.value) in lines:
-            before = lines[key.tag, key.value]
-            raise ConfigError(f"{name}: line {line}: {key.value} was already set in line {before}")
+            first_line = lines[key.tag, key.value]
+            raise ConfigError(f"{name}: line {line}: {key.value} was already set in line {first_line}")
         lines[key.tag, key.value] = line
     return [inner for pair in node.value for inner in pair]

@@ -64,8 +64,8 @@ class GroupState(StrEnum):
     READY = "ready"  # closed and valid, waiting for a poll
     LEASED = "leased"  # in a delivery that is not acknowledged yet
     DELIVERED = "delivered"  # acknowledged, or popped by a client that does not acknowledge
-    FILTERED = "filtered"  # closed and never delivered: the validity rule rejected it, or it is too old
-    FAILED = "failed"  # too few slots could be filled or read again, or a group function raised
+    FILTERED = "filtered"  # closed and never delivered: a group function rejected it, or it is too old
+    FAILED = "failed"  # too few slots could be filled, too few payloads could be read, or a group function raised
     SKIPPED = "skipped"  # the trainer trained it in an earlier run, or its job was cancelled
 
 
@@ -75,7 +75,7 @@ class AttemptState(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"  # with a trajectory
     FAILED = "failed"  # with an error, which counts against the slot's max_attempts
-    # stopped, its runner died or its engine was away; its result is refused, and it does not count
+    # it was stopped, its runner died, or its engine was away: its result is refused, and it is no failed attempt
     GIVEN_UP = "given_up"
 
 
@@ -129,7 +129,10 @@ class EngineReport:
 
 
 class MessageMatching(StrEnum):
-    """The rules by which messages count as recorded ones, with the names of miles' ``--session-message-matcher``."""
+    """Rules by which the messages of a request count as those recorded in its session.
+
+    The names are those of miles' ``--session-message-matcher``.
+    """
 
     STRICT = "strict"
     LOOSE_TOOL_CALL = "loose_tool_call"
@@ -195,8 +198,8 @@ class Instance:
     def task(self) -> str:
         """Name of the task: ``metadata.task_name``, or else the id."""
         metadata = self.data.get("metadata")
-        named = metadata.get("task_name") if isinstance(metadata, Mapping) else None
-        return str(named or self.instance_id)
+        task_name = metadata.get("task_name") if isinstance(metadata, Mapping) else None
+        return str(task_name or self.instance_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -268,7 +271,7 @@ class Trajectory:
 
 
 def version_number(text: str | None) -> int | None:
-    """Parses a weight version, as an engine reports it; None if the text is no version. All versions are parsed here.
+    """Parses a weight version, as an engine reports it; None if the text is no version.
 
     The trainer counts from 1; ``default``, an engine's version before the first update, is 0. A number above
     ``MAX_EXACT_INTEGER`` is no version.

@@ -8,7 +8,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.reporting.inspection import CONTAINS, like_pattern
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.job_lookup import find_job
-from slime_plugins.rollout_buffer.state.transcripts import decode_kept
+from slime_plugins.rollout_buffer.state.transcripts import decode_failed_attempt
 from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -65,7 +65,7 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
 
 
 def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> FailedAttempt:
-    messages, traceback = decode_kept(row["messages"])
+    messages, traceback = decode_failed_attempt(row["messages"])
     place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
     return FailedAttempt(
         uid=str(AttemptUid(job_key=job.key, **place)),

@@ -53,13 +53,13 @@ class KnownVersions:
     newest_before: int | None
 
 
-def origin_of(version: int, known: KnownVersions, *, sampled_from: float | None = None) -> VersionOrigin:
-    """Returns the run that a version belongs to; ``sampled_from`` is when its sampling began, None if unknown.
+def origin_of(version: int, known: KnownVersions, *, attempt_began_at: float | None = None) -> VersionOrigin:
+    """Returns the run that a version belongs to; ``attempt_began_at`` is None if unknown.
 
     Without that time, a version near the end of the earlier run, and far ahead of the present one, is attributed to the
     earlier run. If that is wrong, no group is dropped as stale for it.
     """
-    if sampled_from is not None and known.began_at is not None and sampled_from < known.began_at:
+    if attempt_began_at is not None and known.began_at is not None and attempt_began_at < known.began_at:
         return VersionOrigin.OF_AN_EARLIER_RUN
     near = 1 if known.newest is None else known.newest + MAX_STRAGGLER_DISTANCE
     before = known.newest_before

@@ -199,7 +199,7 @@ async def _watch(devices: DeviceWatch, controller: ConcurrencyController | None)
 def _bounds(settings: JobSettings, group_size: int) -> Bounds:
     """Returns the bounds of the concurrency limit; both are ``num_process`` if it is a number."""
     if settings.num_process != AUTO:
-        return Bounds(min_limit=settings.places(), max_limit=settings.places(), step=1)
+        return Bounds(min_limit=settings.fixed_num_process(), max_limit=settings.fixed_num_process(), step=1)
     max_limit = settings.num_process_max
     min_limit = min(max_limit, settings.num_process_min or group_size)
     return Bounds(min_limit=min_limit, max_limit=max_limit, step=max(group_size, MIN_STEP))

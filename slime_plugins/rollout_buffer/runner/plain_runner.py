@@ -57,7 +57,7 @@ class PlainRunner:
         job = self._job
         return {
             **job.settings.model_dump(mode="json"),
-            "num_process": job.settings.places(),
+            "num_process": job.settings.fixed_num_process(),
             "sampling_params": job.settings.plain_sampling_params(),
             "job_id": job.record.job_id,
             "remote_buffer_url": f"{self._buffer_url}/jobs/{quote(job.record.job_id, safe='')}",

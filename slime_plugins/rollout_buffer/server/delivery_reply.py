@@ -39,7 +39,7 @@ def delivery_chunks(
     separator, size = b"", 0
     short_groups: list[ShortGroup] = []
     inline_images = poll.images == "inline"
-    if poll.knows_dummies:
+    if poll.takes_dummies:
         members = buffer.delivered_pieces(delivery, inline_images=inline_images)
     else:
         members = buffer.played_pieces(delivery, short_groups, inline_images=inline_images)

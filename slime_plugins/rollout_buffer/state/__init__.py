@@ -1,11 +1,12 @@
 """State changes; ``storage/`` holds the rows.
 
-Most work on the transaction that ``buffer.py`` opens. ``item_writes``, ``delivery_reader``, ``trainer_reports``,
-``runner_reports``, ``reward_versions``, ``recovery``, and ``group_closing`` with slow functions open their own.
+Most functions work on a transaction that ``buffer.py`` opens. Those of ``item_writes``, ``delivery_reader``,
+``trainer_reports``, ``runner_reports``, ``reward_versions``, ``recovery``, and of ``group_closing`` with slow group
+functions open their own transactions.
 
 In the order of a job's life:
 
-* ``job_start`` – start of a job, or attaching to one; ``input_files`` – its instances
+* ``job_start`` – starts a job, or attaches to one; ``input_files`` – reads its instances
 * ``group_opening`` – groups get rows when they are needed
 * ``job_lookup`` – a job by its id, and the policy of its groups
 * ``attempts`` – attempts at slots, and fencing of replaced runners

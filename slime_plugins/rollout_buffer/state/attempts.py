@@ -1,6 +1,6 @@
 """Attempts to fill a slot, and fencing: results of a replaced runner are refused.
 
-Rules on an open transaction; ``buffer.py`` opens it.
+``buffer.py`` opens the transaction.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ def end_running_attempt(
     error: tuple[str, str] | None,
     transcript: bytes = b"",
 ) -> None:
-    """Ends a running attempt and stores its transcript; does nothing to an attempt that has ended."""
+    """Ends a running attempt and stores its transcript; does nothing to an attempt that has ended.
+
+    ``error`` is (code, message).
+    """
     if attempt_rows.running_since(connection, group.key, slot, attempt) is None:
         return
     attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
@@ -115,11 +118,11 @@ def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
 def pending_payload(trajectory: Trajectory) -> PendingPayload:
     """Returns the payload of a trajectory, which is made durable before its row."""
     body = orjson.dumps(encode_body(trajectory), option=orjson.OPT_NON_STR_KEYS)
-    came = {image.sha256: image.data for image in trajectory.images}
+    data = {image.sha256: image.data for image in trajectory.images}
     for generation in trajectory.generations:
-        came |= {one.sha256: one.data for one in generation.records.values() if one.data is not None}
-    named = (*came, *wire.image_hashes(body), *wire.record_hashes(trajectory.generations))
-    return PendingPayload(body, list(dict.fromkeys(named)), came, f"trajectory {trajectory.uid}", trajectory.uid)
+        data |= {record.sha256: record.data for record in generation.records.values() if record.data is not None}
+    hashes = list(dict.fromkeys((*data, *wire.image_hashes(body), *wire.record_hashes(trajectory.generations))))
+    return PendingPayload(body, hashes, data, f"trajectory {trajectory.uid}", trajectory.uid)
 
 
 def add_trajectory(connection: Connection, now: float, result: AttemptResult, payload: StoredPayload) -> WriteResult:
@@ -137,7 +140,7 @@ def add_trajectory(connection: Connection, now: float, result: AttemptResult, pa
         slot=slot,
         attempt=attempt,
         late=late,
-        sampled_from=attempt_rows.running_since(connection, group.key, slot, attempt),
+        attempt_began_at=attempt_rows.running_since(connection, group.key, slot, attempt),
     )
     insert_trajectory(connection, now, filled, result.trajectory, payload)
     attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)

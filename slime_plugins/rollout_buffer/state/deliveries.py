@@ -1,7 +1,7 @@
 """Deliveries: a repeated poll gets the same delivery; any other poll gets an expired delivery unchanged or,
 without one, ready groups.
 
-Rules on an open transaction; ``buffer.py`` opens it. The groups of a delivery, in order, and its ``meta_info`` are
+``buffer.py`` opens the transaction. The groups of a delivery, in order, and its ``meta_info`` are
 stored, so that it can be redelivered unchanged: to the same poll under its id, to any other poll under a new id.
 """
 
@@ -14,8 +14,8 @@ from typing import cast
 
 from slime_plugins.rollout_buffer.state.delivery_leases import (
     all_still_waiting,
+    delivered_state,
     expire_leases,
-    handed_out,
     lease_again,
     lease_columns,
     renew_lease,
@@ -30,7 +30,6 @@ from slime_plugins.rollout_buffer.state.staleness import (
 )
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
-from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveryRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import DeliveryState
 from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
@@ -54,10 +53,11 @@ def take(connection: Connection, now: float, job: JobRecord, poll: PollPayload) 
         job = note_trainers_version(connection, job, poll.weight_version)
     if policy_of(job) == "drop":
         drop_stale_groups(connection, now, job)
-    repeated = _delivery_of_same_poll(connection, now, job, poll) or _expired_delivery(
-        connection, now, job, poll, limit
+    delivery = (
+        _delivery_of_same_poll(connection, now, job, poll)
+        or _redelivery(connection, now, job, poll, limit)
+        or _new_delivery(connection, now, job, poll, limit)
     )
-    delivery = repeated or _new_delivery(connection, now, job, poll, limit)
     if delivery is None or poll.batch_size is None or poll.batch_size >= job.group_size:
         return delivery
     note = f"batch_size {poll.batch_size} was rounded up to one group of {job.group_size} samples: groups are whole"
@@ -81,24 +81,19 @@ def _delivery_of_same_poll(connection: Connection, now: float, job: JobRecord, p
     return Delivery(key=earlier.key, delivery_id=earlier.delivery_id, meta_info=earlier.meta_info)
 
 
-def _expired_delivery(
+def _redelivery(
     connection: Connection, now: float, job: JobRecord, poll: PollPayload, limit: int | None
 ) -> Delivery | None:
+    """Redelivers the oldest expired delivery whole; None if it has more than ``limit`` groups, or there is none."""
     expired = delivery_rows.oldest_expired_delivery(connection, job.key)
     if expired is None or not all_still_waiting(connection, expired):
         return None
     if limit is not None and len(delivery_rows.groups_in_delivery(connection, expired.key)) > limit:
         return None
-    return _redelivery(connection, now, job, poll, expired)
-
-
-def _redelivery(
-    connection: Connection, now: float, job: JobRecord, poll: PollPayload, expired: DeliveryRecord
-) -> Delivery:
-    """Redelivers an expired delivery under a new id, so that an acknowledgement tells which of the two arrived."""
+    # Under a new id, so that an acknowledgement tells which of the two deliveries was received.
     meta_info: MetaInfo = {**expired.meta_info, "delivery_id": uuid.uuid4().hex}
-    delivery = _insert(connection, now, job, poll, meta_info)
-    delivery_rows.move_groups_to_delivery(connection, expired.key, delivery.key, handed_out(poll))
+    delivery = _insert_delivery(connection, now, job, poll, meta_info)
+    delivery_rows.move_groups_to_delivery(connection, expired.key, delivery.key, delivered_state(poll))
     return delivery
 
 
@@ -108,20 +103,22 @@ def _new_delivery(
     ready = delivery_rows.ready_groups(connection, job.key, limit)
     if not ready or waits_for_stragglers(connection, now, job):
         return None
-    for broken_up in {group.delivery_key for group in ready if group.delivery_key is not None}:
-        # An expired delivery that cannot be redelivered whole: what it reported is reported again.
-        delivery_rows.dissolve_delivery(connection, broken_up)
-    delivery = _insert(connection, now, job, poll, cast("MetaInfo", {"delivery_id": uuid.uuid4().hex}))
+    for expired_key in {group.delivery_key for group in ready if group.delivery_key is not None}:
+        # This expired delivery cannot be redelivered whole: the groups that it reported are reported again.
+        delivery_rows.dissolve_delivery(connection, expired_key)
+    delivery = _insert_delivery(connection, now, job, poll, cast("MetaInfo", {"delivery_id": uuid.uuid4().hex}))
     stale = set(stale_groups(connection, job))
     for group in ready:
-        group_rows.update_group(connection, group.key, state=handed_out(poll).value, delivery_key=delivery.key)
+        group_rows.update_group(connection, group.key, state=delivered_state(poll).value, delivery_key=delivery.key)
     delivery_rows.insert_delivery_groups(connection, delivery.key, [group.key for group in ready])
     meta_info = meta_info_of(connection, job, delivery.key, delivery.delivery_id, ready, stale)
     delivery_rows.update_delivery(connection, delivery.key, meta_info=json.dumps(meta_info))
     return replace(delivery, meta_info=meta_info)
 
 
-def _insert(connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: MetaInfo) -> Delivery:
+def _insert_delivery(
+    connection: Connection, now: float, job: JobRecord, poll: PollPayload, meta_info: MetaInfo
+) -> Delivery:
     """Adds a delivery without groups, with the id in ``meta_info``."""
     delivery_id = str(meta_info["delivery_id"])
     key = delivery_rows.insert_delivery(

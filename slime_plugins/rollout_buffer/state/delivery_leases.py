@@ -1,4 +1,4 @@
-"""Leases of deliveries: grant, renewal, acknowledgement and expiry; on an open transaction.
+"""Leases of deliveries: grant, renewal, acknowledgement and expiry. ``buffer.py`` opens the transaction.
 
 A delivery whose lease has run out is ``expired``: its groups are ready again, and are redelivered together.
 The length of a lease is ``lease_s`` of the poll; a trainer's default is in ``trainer/settings.py``.
@@ -22,8 +22,8 @@ def lease_columns(now: float, poll: PollPayload) -> dict[str, Any]:
     return {"state": DeliveryState.LEASED.value, "lease_s": poll.lease_s, "lease_expires_at": now + poll.lease_s}
 
 
-def handed_out(poll: PollPayload) -> GroupState:
-    """Returns the state of groups after their delivery to a poll."""
+def delivered_state(poll: PollPayload) -> GroupState:
+    """Returns the state that groups have once they are delivered to a poll."""
     return GroupState.DELIVERED if poll.lease_s is None else GroupState.LEASED
 
 
@@ -34,8 +34,8 @@ def renew_lease(connection: Connection, now: float, delivery: DeliveryRecord, po
 
 
 def lease_again(connection: Connection, now: float, delivery: DeliveryRecord, poll: PollPayload) -> None:
-    """Leases an expired delivery again to the same poll."""
-    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, handed_out(poll))
+    """Leases an expired delivery again to the same poll, or delivers it without a lease if the poll wants none."""
+    delivery_rows.set_groups_of_delivery(connection, delivery.key, GroupState.READY, delivered_state(poll))
     delivery_rows.update_delivery(connection, delivery.key, **lease_columns(now, poll))
 
 

@@ -1,7 +1,4 @@
-"""The ``meta_info`` of a delivery, and of a reply without groups.
-
-Rules on an open transaction.
-"""
+"""The ``meta_info`` of a delivery, and of a reply without groups. ``buffer.py`` opens the transaction."""
 
 from __future__ import annotations
 
@@ -22,17 +19,18 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import MetaInfo
 def meta_info_of(
     connection: Connection, job: JobRecord, key: int, delivery_id: str, ready: Sequence[GroupRecord], stale: set[int]
 ) -> MetaInfo:
-    """Returns the ``meta_info`` of the new delivery ``key``; ``stale`` are keys of groups whose weights are too old.
+    """Returns the ``meta_info`` of the new delivery ``key`` of the groups ``ready``.
 
-    Its statistics cover all trajectories since the last delivery, including those of filtered groups.
+    ``stale`` are the keys of ready groups whose weights are too old. The statistics cover all trajectories since the
+    last delivery, including those of filtered groups.
     """
-    ended = reward_sum_rows.report_in(connection, job.key, key)
+    ended_ids = reward_sum_rows.report_ended_groups(connection, job.key, key)
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
     statistics = summarize_rewards(**asdict(sums))
     return {
         **cast("MetaInfo", job.meta_info),  # statistics by the generator; the keys below override them
         **statistics,
-        "finished_groups": [*ended, *(group.instance_id for group in ready)],
+        "finished_groups": [*ended_ids, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,
         "outcomes": outcomes,

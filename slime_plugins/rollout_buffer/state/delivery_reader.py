@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import DamagedError, StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
 from slime_plugins.rollout_buffer.storage.payload_store import Inlining, PayloadStore, Pieces
-from slime_plugins.rollout_buffer.storage.store import Store, whole_row
+from slime_plugins.rollout_buffer.storage.store import Store, checked_body
 from slime_plugins.rollout_buffer.storage.tables import delivery_rows, payload_rows
 from slime_plugins.rollout_buffer.storage.tables.delivery_rows import DeliveredMember
 from slime_plugins.rollout_buffer.types import Outcome
@@ -32,12 +32,20 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import ShortGroup
 READERS = 2
 """Reader threads of a process, for all its deliveries."""
 BATCHES_AHEAD = 1
-ITEMS_AHEAD = 2
+"""Number of batches of payloads that are read while the members of another batch are sent."""
+MEMBERS_AHEAD = 2
+"""Number of members whose screenshots are read while another member is sent."""
 BATCH_MEMBERS = 16
 BATCH_BYTES = 512 * 1024
-"""Bytes of payloads, without screenshots, that are read together."""
+"""A batch ends when it reaches one of these two limits; screenshots are not counted in its bytes."""
 
 Result = TypeVar("Result", covariant=True)
+_Wanted = tuple[int, DeliveredMember, BlobRef | None]
+"""(key of the job, member, ref of its payload); None if no pack has the payload."""
+_Read = tuple[int, DeliveredMember, bytes | DamagedError]
+"""(key of the job, member, payload or why it cannot be read)."""
+_Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
+"""As ``_Read``, with the payload in pieces and its screenshots inlined if the client wants them."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +63,19 @@ class Started(Protocol[Result]):
 class DeliveredMembers:
     """Reads the deliveries of one store. Safe to use from many threads."""
 
-    def __init__(self, store: Store, contents: PayloadStore) -> None:
+    def __init__(self, store: Store, payloads: PayloadStore) -> None:
         self._store = store
-        self._contents = contents
+        self._payloads = payloads
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="reads ahead")
 
     def items(self, delivery_key: int, *, inline_images: bool) -> Iterator[tuple[dict[str, Any], Pieces]]:
         """Yields the members of a delivery as (keys from columns, payload JSON in pieces)."""
-        batches = _prefetch((self._pool.submit(self._bodies, one) for one in self._split(delivery_key)), BATCHES_AHEAD)
-        items = _prefetch((self._start(read, inline_images) for batch in batches for read in batch), ITEMS_AHEAD)
-        for job_key, member, pieces in items:
+        started = (self._pool.submit(self._read_batch, batch) for batch in self._split(delivery_key))
+        batches = _prefetch(started, BATCHES_AHEAD)
+        members = _prefetch((self._inline(read, inline_images) for batch in batches for read in batch), MEMBERS_AHEAD)
+        for job_key, member, pieces in members:
             if isinstance(pieces, DamagedError):
-                yield self._damaged(job_key, member, pieces)
+                yield self._dummy_for(job_key, member, pieces)
             else:
                 yield _delivery_columns(member), pieces
 
@@ -89,7 +98,7 @@ class DeliveredMembers:
         if batch:
             yield batch
 
-    def _bodies(self, batch: Sequence[_Wanted]) -> list[_Read]:
+    def _read_batch(self, batch: Sequence[_Wanted]) -> list[_Read]:
         bodies = self._fetch([ref for _, _, ref in batch if ref is not None])
         return [
             (job_key, member, bodies[ref] if ref is not None else _body_of_row(member))
@@ -105,33 +114,29 @@ class DeliveredMembers:
                 return {refs[0]: error}
             return {key: value for ref in refs for key, value in self._fetch([ref]).items()}
 
-    def _start(self, read: _Read, inline_images: bool) -> Started[_Finished]:
+    def _inline(self, read: _Read, inline_images: bool) -> Started[_Finished]:
+        """Starts to replace the hashes of a member's screenshots by the screenshots, if they are wanted."""
         job_key, member, body = read
         if isinstance(body, DamagedError):
             return _completed((job_key, member, body))
         if not inline_images or not wire.shows_images(body):
             return _completed((job_key, member, [body]))
         try:
-            return _Inlined(job_key, member, self._contents.begin_inlining(body, self._pool))
+            return _Inlined(job_key, member, self._payloads.begin_inlining(body, self._pool))
         except DamagedError as error:
             return _completed((job_key, member, error))
 
-    def _damaged(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
-        """Returns a dummy; records the damage for the job's accounting, unless the payload was purged."""
-        if _is_purged(member):
-            return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
-        logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
-        try:
-            with self._store.write() as connection:
-                payload_rows.mark_damaged(connection, job_key, member.source_uid or member.uid, error.message[:500])
-        except (StorageFullError, UnavailableError) as failure:
-            logger.error("the damage of trajectory %s could not be recorded: %s", member.uid, failure.message)
+    def _dummy_for(self, job_key: int, member: DeliveredMember, error: DamagedError) -> tuple[dict[str, Any], Pieces]:
+        """Returns a dummy for a member that cannot be read; records the damage, unless the payload was purged."""
+        if not _is_purged(member):
+            logger.error("trajectory %s cannot be read and is delivered as a dummy: %s", member.uid, error.message)
+            uid = member.source_uid or member.uid
+            try:
+                with self._store.write() as connection:
+                    payload_rows.mark_damaged(connection, job_key, uid, error.message[:500])
+            except (StorageFullError, UnavailableError) as failure:
+                logger.error("the damage of trajectory %s could not be recorded: %s", member.uid, failure.message)
         return _delivery_columns(member, damaged=True), [_dummy_body(error.message)]
-
-
-_Wanted = tuple[int, DeliveredMember, BlobRef | None]
-_Read = tuple[int, DeliveredMember, bytes | DamagedError]
-_Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,17 +181,17 @@ def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -
 def only_played(
     members: Iterable[tuple[dict[str, Any], Pieces]], at_least: int
 ) -> Iterator[tuple[list[tuple[dict[str, Any], Pieces]], ShortGroup | None]]:
-    """Yields groups without their dummies, for clients that would train them with a reward of 0.
+    """Yields groups without their dummies, for clients that would train a dummy with a reward of 0.
 
-    A group is yielded as its played members (none of them if they are too few), and its description if a member is
-    missing.
+    A group is yielded as its played members (none of them if they are fewer than ``at_least``), and its description if
+    a member is missing.
     """
-    for key, found in groupby(members, key=lambda member: int(member[0]["group_index"])):
-        group = list(found)
+    for group_index, group_members in groupby(members, key=lambda member: int(member[0]["group_index"])):
+        group = list(group_members)
         played = [member for member in group if not member[0]["remove_sample"]]
         delivered = len(played) >= at_least
         short = ShortGroup(
-            group_index=key,
+            group_index=group_index,
             instance_id=group[0][0]["instance_id"],
             members=len(played),
             group_size=len(group),
@@ -200,9 +205,6 @@ def _dummy_body(error: str | None = None) -> bytes:
     return orjson.dumps({"messages": [], "extra_info": extra_info, "generations": [], "images": []})
 
 
-EMPTY_BODY = _dummy_body()
-
-
 def _is_purged(member: DeliveredMember) -> bool:
     """Returns True for a played member without a payload: retention has purged it."""
     return member.source_uid is not None and member.body is None and member.body_place is None
@@ -212,7 +214,7 @@ def _body_of_row(member: DeliveredMember) -> bytes | DamagedError:
     if _is_purged(member):
         return DamagedError("the payload of this trajectory was purged by retention")
     try:
-        return whole_row(member.body) if member.body else EMPTY_BODY
+        return checked_body(member.body) if member.body else _dummy_body()
     except DamagedError as error:
         return error
 

@@ -57,14 +57,14 @@ def judge_and_close_outside(
     closing transaction and raises an error to prevent it.
     """
     while True:
-        members, stored = _members(store, group, with_items=functions.needs_items)
+        members, stored_count = _members(store, group, with_items=functions.needs_items)
         verdict = judge_group(members, policy, functions, shortfall=shortfall)
         meta_info = _meta_info(functions, members)
         with store.write() as connection:
             check(connection)
             if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
                 return None
-            if trajectory_rows.count_members(connection, group.key) != stored:
+            if trajectory_rows.count_members(connection, group.key) != stored_count:
                 continue
             if meta_info is not None:
                 job_rows.update_job(connection, group.job_key, meta_info=meta_info)
@@ -90,23 +90,24 @@ def _members(store: Store, group: GroupRecord, *, with_items: bool) -> tuple[lis
     """Returns the members of a group, and the number of its trajectories. With ``with_items`` each member has its item,
     and trajectories whose payload is damaged are no members."""
     with store.read() as connection:
-        found = trajectory_rows.members_of(connection, group.key)
+        stored = trajectory_rows.members_of(connection, group.key)
         if not with_items:
-            return found, len(found)
-        bodies = [payload_rows.payload_of(connection, group.job_key, member.uid) for member in found]
+            return stored, len(stored)
+        payloads = [payload_rows.payload_of(connection, group.job_key, member.uid) for member in stored]
     members = []
-    for member, body in zip(found, bodies, strict=True):
+    for member, payload in zip(stored, payloads, strict=True):
         try:
-            members.append(replace(member, item=_item(member, store.get_payload(*body))))
+            members.append(replace(member, item=_item(member, store.get_payload(*payload))))
         except DamagedError as error:
             logger.error("trajectory %s is left out of its group: %s", member.uid, error.message)
-            if any(body):  # it was not purged
+            if any(payload):  # it was not purged
                 with store.write() as connection:
                     payload_rows.mark_damaged(connection, group.job_key, member.uid, error.message[:500])
-    return members, len(found)
+    return members, len(stored)
 
 
 def _item(member: Member, body: bytes) -> dict[str, Any]:
+    """Returns a member for group functions: its payload, with columns of its row."""
     columns = {"uid": member.uid, "instance_id": member.instance_id, "reward": member.reward}
     return {**columns, "raw_reward": member.raw_reward, **orjson.loads(body)}
 

@@ -1,10 +1,10 @@
-"""Opens groups when they are needed: a job's plan describes all its groups; a group gets a row when it is opened.
+"""Opens groups when they are needed. A job's plan describes all its groups; a group gets a row when it is opened.
 
 Playing order is epoch by epoch in the order of the input; runners take the next groups in this order. A written item, a
 claim or an entry of a skip list names an instance and takes the next epoch of that instance. The groups of an instance
 with rows are therefore always its first epochs. The plan counts the groups without rows (``unopened``).
 
-Rules on an open transaction.
+``buffer.py`` opens the transaction.
 """
 
 from __future__ import annotations
@@ -43,27 +43,26 @@ def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epoch
     """
     plan = plan_rows.find_plan(connection, job.key)
     if plan is not None and plan.digest == packed.digest:
-        more = max(0, epochs - plan.epochs)
-        plan_rows.update_plan(
-            connection, job.key, epochs=plan.epochs + more, unopened=plan.unopened + more * plan.lines
-        )
+        more_epochs = max(0, epochs - plan.epochs)
+        unopened = plan.unopened + more_epochs * plan.lines
+        plan_rows.update_plan(connection, job.key, epochs=plan.epochs + more_epochs, unopened=unopened)
         return job.instance_count
     if plan is not None:
         open_next(connection, job.key, plan.unopened)
-    brought = set(packed.instance_ids)
-    known = group_rows.count_by_instance(connection, job.key)
-    existing = sum(min(count, epochs) for instance_id, count in known.items() if instance_id in brought)
+    added_ids = set(packed.instance_ids)
+    group_counts = group_rows.count_by_instance(connection, job.key)
+    existing_groups = sum(min(count, epochs) for name, count in group_counts.items() if name in added_ids)
     input_rows.insert_input(connection, job.key, packed, first_position=job.instance_count)
     plan_rows.put_plan(
         connection,
         job.key,
         first_position=job.instance_count,
-        lines=len(brought),
+        lines=len(added_ids),
         epochs=epochs,
         digest=packed.digest,
-        unopened=len(brought) * epochs - existing,
+        unopened=len(added_ids) * epochs - existing_groups,
     )
-    return len(brought | known.keys())
+    return len(added_ids | group_counts.keys())
 
 
 def open_next(connection: Connection, job_key: int, limit: int) -> int:
@@ -76,7 +75,7 @@ def open_next(connection: Connection, job_key: int, limit: int) -> int:
     while opened < limit and passed < plan.lines * plan.epochs:
         epoch, line = divmod(passed, plan.lines)
         first = plan.first_position + line
-        positions = range(first, first + min(limit - opened, plan.lines - line))
+        positions = range(first, first + min(limit - opened, plan.lines - line))  # at most to the end of the epoch
         instances = input_rows.instances_at(connection, job_key, positions)
         groups = ((epoch, position, instance) for position, instance in zip(positions, instances, strict=True))
         opened += group_rows.insert_groups(connection, job_key, groups)
@@ -94,15 +93,15 @@ def planned_instances(connection: Connection, job_key: int) -> Iterator[Instance
 
 
 def open_next_of_instance(connection: Connection, job_key: int, instance_id: str) -> GroupRecord | None:
-    """Opens the next epoch of an instance; None if all have rows, or the input does not have the instance."""
-    if not _take_next(connection, job_key, {instance_id: 1}, GroupState.OPEN):
+    """Opens the next group of an instance; None if all its groups have rows, or the input lacks the instance."""
+    if not _add_next_groups(connection, job_key, {instance_id: 1}, GroupState.OPEN):
         return None
     return group_rows.groups_of_instance(connection, job_key, instance_id)[-1]
 
 
-def skip_planned(connection: Connection, job_key: int, times: Mapping[str, int]) -> None:
-    """Skips the next epochs of instances, as many of each instance as ``times`` says."""
-    _take_next(connection, job_key, times, GroupState.SKIPPED, IN_SKIP_LIST)
+def skip_planned(connection: Connection, job_key: int, counts: Mapping[str, int]) -> None:
+    """Skips the next groups of instances; ``counts`` has the number of groups to skip by instance id."""
+    _add_next_groups(connection, job_key, counts, GroupState.SKIPPED, IN_SKIP_LIST)
 
 
 def is_planned(connection: Connection, job_key: int, instance_id: str) -> bool:
@@ -115,27 +114,28 @@ def instance_of(connection: Connection, group: GroupRecord) -> Instance:
     """Returns the instance of a group; an instance that is not in the input has only its id."""
     plan = plan_rows.find_plan(connection, group.job_key)
     position = group.position
-    if plan is not None and position < plan.first_position:  # older than the input, which may have the instance
+    if plan is not None and position < plan.first_position:
+        # The group is older than the input, which may have its instance.
         numbers = input_rows.line_numbers(connection, group.job_key, plan.lines, [group.instance_id])
         position = plan.first_position + numbers[group.instance_id] if numbers else position
-    found = next(input_rows.instances_at(connection, group.job_key, [position]), None)
-    return found or Instance(instance_id=group.instance_id, data={"instance_id": group.instance_id})
+    instance = next(input_rows.instances_at(connection, group.job_key, [position]), None)
+    return instance or Instance(instance_id=group.instance_id, data={"instance_id": group.instance_id})
 
 
-def _take_next(
-    connection: Connection, job_key: int, times: Mapping[str, int], state: GroupState, cause: Cause = NO_CAUSE
+def _add_next_groups(
+    connection: Connection, job_key: int, counts: Mapping[str, int], state: GroupState, cause: Cause = NO_CAUSE
 ) -> int:
-    """Adds rows for the next epochs of instances, at most as many of each as ``times`` says; returns their number."""
+    """Adds rows for the next groups of instances, at most ``counts[instance_id]`` each; returns their number."""
     plan = plan_rows.find_plan(connection, job_key)
     if plan is None or plan.unopened == 0:
         return 0
-    numbers = input_rows.line_numbers(connection, job_key, plan.lines, times)
+    numbers = input_rows.line_numbers(connection, job_key, plan.lines, counts)
     positions = sorted(plan.first_position + number for number in numbers.values())
-    taken = 0
+    added = 0
     for position, instance in zip(positions, input_rows.instances_at(connection, job_key, positions), strict=True):
-        existing = group_rows.count_of_instance(connection, job_key, instance.instance_id)
-        epochs = range(existing, min(existing + times[instance.instance_id], plan.epochs))
+        existing = group_rows.count_groups_of_instance(connection, job_key, instance.instance_id)
+        epochs = range(existing, min(existing + counts[instance.instance_id], plan.epochs))
         groups = ((epoch, position, instance) for epoch in epochs)
-        taken += group_rows.insert_groups(connection, job_key, groups, state, cause)
-    plan_rows.update_plan(connection, job_key, unopened=plan.unopened - taken)
-    return taken
+        added += group_rows.insert_groups(connection, job_key, groups, state, cause)
+    plan_rows.update_plan(connection, job_key, unopened=plan.unopened - added)
+    return added

@@ -35,7 +35,7 @@ def split_slice(input_file: str) -> tuple[str, slice]:
     match = _SLICED.fullmatch(input_file)
     if match is None:
         return input_file, slice(None)
-    start, stop = (int(text) if text not in ("", "-") else None for text in (match["start"], match["stop"]))
+    start, stop = (None if text in ("", "-") else int(text) for text in match.group("start", "stop"))
     return match["path"], slice(start, stop)
 
 
@@ -46,13 +46,13 @@ def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> 
         InputFileError: there is no line, a line is no object, or an ``instance_id`` is missing, invalid or repeated.
     """
     instances: list[Instance] = []
-    seen: dict[str, int] = {}
+    line_of_id: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         instance = _instance(line, f"{source}, line {number}")
-        first = seen.setdefault(instance.instance_id, number)
-        if first != number:
+        first_number = line_of_id.setdefault(instance.instance_id, number)
+        if first_number != number:
             raise InputFileError(
-                f"{source}, line {number}: instance_id {instance.instance_id!r} is already on line {first}; "
+                f"{source}, line {number}: instance_id {instance.instance_id!r} is already on line {first_number}; "
                 "every line needs its own (tools/assign_instance_id.py assigns them)"
             )
         instances.append(instance)
@@ -77,14 +77,15 @@ def _instance(line: Any, where: str) -> Instance:
 
 
 def _resolve_under(path_text: str, data_roots: Sequence[Path]) -> Path:
+    """Returns the file of that path, absolute or relative to a data root, if it lies under a data root."""
     roots = ", ".join(str(root) for root in data_roots)
     try:
         candidates = [path for root in data_roots if (path := (root / path_text).resolve()).is_relative_to(root)]
-        found = next((path for path in candidates if path.is_file()), None)
+        file = next((path for path in candidates if path.is_file()), None)
     except (OSError, RuntimeError) as error:
         raise InputFileError(f"input_file {path_text[:200]} is no usable path: {error}") from error
-    if found is not None:
-        return found
+    if file is not None:
+        return file
     if candidates:
         raise InputFileError(f"input_file {path_text} is not a file the buffer host can see (looked under {roots})")
     raise InputFileError(
@@ -105,14 +106,14 @@ def _jsonl_rows(path: Path) -> Iterator[Any]:
 
 def _parsed(line: str, where: str) -> Any:
     try:
-        return json.loads(line, parse_constant=_refuse)
+        return json.loads(line, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise InputFileError(f"{where}: not valid JSON ({error.msg}: character {error.pos})") from error
     except (ValueError, RecursionError) as error:
         raise InputFileError(f"{where}: not valid JSON ({error})") from error
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 

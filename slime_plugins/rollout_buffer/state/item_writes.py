@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The items of one request, for the job that it names or for the only open job."""
+    """The items of one request, for the job ``job_id``, or for the only open job if it is None."""
 
     job_id: str | None
     items: Sequence[WrittenItem]
@@ -47,7 +47,7 @@ class Refusal:
     """The number of refused items of a request, the job that it named, and the reply."""
 
     job_id: str | None
-    items: int
+    item_count: int
     status: int
     code: str
     message: str
@@ -58,6 +58,7 @@ class Refusal:
 
 
 Written = tuple[JobRecord, list[WriteResult]]
+"""The job of a write, and the result of each of its items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +73,23 @@ class _Checked:
 class ItemWriter:
     """Stores written items. Safe to use from many threads."""
 
-    def __init__(self, store: Store, contents: PayloadStore, *, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, payloads: PayloadStore, *, clock: Callable[[], float]) -> None:
         """``clock`` returns seconds since the epoch."""
         self._store = store
-        self._contents = contents
+        self._payloads = payloads
         self._clock = clock
 
     def write(self, writes: Sequence[Write]) -> list[Written | Exception]:
         """Stores the items of several requests: all payloads with one fsync, then all rows in one transaction.
 
-        Each write is stored completely or not at all. A repeated uid is one item. The result of an invalid write is its
-        error, and the others are stored:
+        Each write is stored completely or not at all. Items with the same uid are stored once. The result of an invalid
+        write is its error; the other writes are stored. Such errors are:
 
-        * ``InvalidPayloadError``: token ids outside of the model's vocabulary, more than the cap allows, or an image
-          that is not stored;
-        * ``NotFoundError``: no such job, or none is open;
-        * ``ConflictError``: several jobs are open, and the write names none; an instance that is not in the input; a
-          job that its runner plays;
+        * ``InvalidPayloadError``: token ids outside of the model's vocabulary, a generation longer than the job's cap,
+          or an image or token records that are not stored;
+        * ``NotFoundError``: there is no job of that id, or no job is open;
+        * ``ConflictError``: several jobs are open, and the write names none of them; the job has no such instance; its
+          runner fills every slot;
         * ``RewardRangeError``: a reward outside of the job's ``reward_range``.
 
         Raises:
@@ -97,15 +98,15 @@ class ItemWriter:
         with self._store.read() as connection:
             jobs: dict[str | None, JobRecord] = {}
             checked = [self._check(connection, write, jobs) for write in writes]
-        valid = [one for one in checked if isinstance(one, _Checked)]
-        stored = iter(self._contents.store([payload for one in valid for payload in one.payloads.values()]))
+        valid = [write for write in checked if isinstance(write, _Checked)]
+        stored = iter(self._payloads.store([payload for write in valid for payload in write.payloads.values()]))
         current: dict[int, JobRecord] = {}
-        rows = [
-            partial(self._write_rows, one=one, payloads={uid: next(stored) for uid in one.payloads}, jobs=current)
-            for one in valid
+        works = [
+            partial(self._write_rows, write=write, payloads={uid: next(stored) for uid in write.payloads}, jobs=current)
+            for write in valid
         ]
-        outcomes = iter(self._store.commit_each(rows))
-        return [next(outcomes) if isinstance(one, _Checked) else one for one in checked]
+        outcomes = iter(self._store.commit_each(works))
+        return [next(outcomes) if isinstance(write, _Checked) else write for write in checked]
 
     def _check(self, connection: Connection, write: Write, jobs: dict[str | None, JobRecord]) -> _Checked | Exception:
         """Returns a valid write or its error. ``jobs`` caches jobs between writes."""
@@ -125,25 +126,25 @@ class ItemWriter:
                 _check_tokens(job, item)
                 check_reward(job, item.uid, item.reward)
                 payloads[item.uid] = _pending_payload(item)
-                self._contents.check_named(connection, payloads[item.uid])
+                self._payloads.check_named(connection, payloads[item.uid])
         except sqlite3.Error:
-            raise  # fails all writes
-        except Exception as error:  # noqa: BLE001 - the result of this write
+            raise  # no write can be stored
+        except Exception as error:  # noqa: BLE001 - it is the result of this write
             return error
         return _Checked(job.key, write.items, payloads)
 
     def _write_rows(
         self,
         connection: Connection,
-        one: _Checked,
+        write: _Checked,
         payloads: Mapping[str, StoredPayload],
         jobs: dict[int, JobRecord],
     ) -> Written:
-        """``jobs`` caches jobs between the writes of a transaction, which do not change the columns used here."""
-        if one.job_key not in jobs:
-            jobs[one.job_key] = job_rows.get_job(connection, one.job_key)
-        job = jobs[one.job_key]
-        return job, [self._write_row(connection, job, item, payloads.get(item.uid)) for item in one.items]
+        """Adds the rows of a write. ``jobs`` caches jobs: no write of the transaction changes the columns used here."""
+        if write.job_key not in jobs:
+            jobs[write.job_key] = job_rows.get_job(connection, write.job_key)
+        job = jobs[write.job_key]
+        return job, [self._write_row(connection, job, item, payloads.get(item.uid)) for item in write.items]
 
     def _write_row(
         self, connection: Connection, job: JobRecord, item: WrittenItem, payload: StoredPayload | None
@@ -152,13 +153,13 @@ class ItemWriter:
             return WriteResult(uid=item.uid, status=WriteStatus.DUPLICATE)
         if payload is None:
             raise UnavailableError(f"item {item.uid!r} was stored and is being removed: write it again")
-        group, members = _group_for(connection, job, item.instance_id)
+        group, member_count = _group_for(connection, job, item.instance_id)
         now = self._clock()
         slot = SlotOfTrajectory(
             job_key=job.key,
             group_key=None if group is None else group.key,
             instance_id=item.instance_id,
-            slot=members,
+            slot=member_count,
             attempt=1,
             late=group is None,
         )
@@ -166,7 +167,7 @@ class ItemWriter:
         if group is None:
             return WriteResult(uid=item.uid, status=WriteStatus.LATE)
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner and members + 1 >= job.group_size:
+        if not job.has_runner and member_count + 1 >= job.group_size:
             judge_and_close(connection, now, group.key, group_policy(job))
         return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
@@ -177,7 +178,7 @@ class ItemWriter:
         if noted:
             with self._store.write() as connection:
                 for job_key, refusal in noted:
-                    job_rows.note_refused_items(connection, job_key, refusal.items, refusal.sentence())
+                    job_rows.note_refused_items(connection, job_key, refusal.item_count, refusal.sentence())
 
     def _job_for_write(self, connection: Connection, job_id: str | None) -> JobRecord:
         if job_id is not None:
@@ -191,8 +192,11 @@ class ItemWriter:
 
 
 def _refusing_jobs(connection: Connection, job_id: str | None) -> list[JobRecord]:
-    """Returns the job of that id, if it takes items. Without an id: the only open job that does; of several jobs, those
-    with a runner, whose generators write the items."""
+    """Returns the jobs in which a refusal is counted: the job of that id, if it takes items.
+
+    Without an id it is the only open job that takes items; of several such jobs, those with a runner, because their
+    generators write items.
+    """
     if job_id is not None:
         named = job_rows.find_job(connection, job_id)
         return [named] if named is not None and named.takes_items else []
@@ -201,27 +205,30 @@ def _refusing_jobs(connection: Connection, job_id: str | None) -> list[JobRecord
 
 
 def groups_of_known_instance(connection: Connection, job: JobRecord, instance_id: str) -> list[GroupRecord]:
-    """Returns the groups of an instance; there are none yet if only the input has it, or if an item may bring it.
+    """Returns the groups of an instance: none if only the input names the instance, or if an item may be the first to
+    name it.
 
     Raises:
         ConflictError: the job has no such instance.
     """
     existing = group_rows.groups_of_instance(connection, job.key, instance_id)
-    may_bring = not job.has_input and job.state in job_states.OPEN_STATES
-    if not existing and not may_bring and not is_planned(connection, job.key, instance_id):
+    takes_new_instances = not job.has_input and job.state in job_states.OPEN_STATES
+    if not existing and not takes_new_instances and not is_planned(connection, job.key, instance_id):
         raise ConflictError(f"job {job.job_id} has no instance {instance_id!r} (its state is {job.state.value})")
     return existing
 
 
 def _group_for(connection: Connection, job: JobRecord, instance_id: str) -> tuple[GroupRecord | None, int]:
-    """Returns the instance's earliest open group with a free slot, or its next group, and its number of members; None
-    if there is none: the item is late."""
+    """Returns the group of a new item, and the number of members that the group has; None if the item is late.
+
+    It is the instance's earliest open group with a free slot, or else its next group, which is opened.
+    """
     existing = groups_of_known_instance(connection, job, instance_id)
     for group in existing:
         if group.state is GroupState.OPEN:
-            members = trajectory_rows.count_members(connection, group.key)
-            if members < job.group_size:
-                return group, members
+            member_count = trajectory_rows.count_members(connection, group.key)
+            if member_count < job.group_size:
+                return group, member_count
     if not existing and not job.has_input:
         group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
         return group_rows.groups_of_instance(connection, job.key, instance_id)[0], 0
@@ -248,7 +255,7 @@ def _check_tokens(job: JobRecord, item: WrittenItem) -> None:
     size = vocabulary_size(job.settings.tokenizer_path)
     if size is not None and item.largest_id >= size:
         raise InvalidPayloadError(
-            f"item {item.uid!r} holds the token id {item.largest_id}, and the model of job {job.job_id} has {size}"
+            f"item {item.uid!r} holds the token id {item.largest_id}, and the model of job {job.job_id} has {size} ids"
         )
     cap = job.settings.generation_cap
     longest = max(len(generation.output_ids) for generation in item.generations)
@@ -263,6 +270,6 @@ def _pending_payload(item: WrittenItem) -> PendingPayload:
         body = orjson.dumps(item.body, option=orjson.OPT_NON_STR_KEYS)
     except orjson.JSONEncodeError as error:
         raise InvalidPayloadError(f"item {item.uid!r} is nested too deeply, or is not valid JSON: {error}") from error
-    needs = [*wire.image_hashes(body), *wire.record_hashes(item.generations)]
-    came = {sha256: image.data for sha256, image in item.images.items()}
-    return PendingPayload(body, needs, came, f"item {item.uid!r}", item.uid)
+    hashes = [*wire.image_hashes(body), *wire.record_hashes(item.generations)]
+    data = {sha256: image.data for sha256, image in item.images.items()}
+    return PendingPayload(body, hashes, data, f"item {item.uid!r}", item.uid)

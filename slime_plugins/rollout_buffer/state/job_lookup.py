@@ -31,13 +31,13 @@ def several_jobs(candidates: Sequence[JobRecord]) -> ConflictError:
     )
 
 
-def group_policy(job: JobRecord, reward_range: tuple[float, float] | None = None) -> GroupPolicy:
-    """Builds the policy that judges a job's groups; the job's reward range overrides the generator's."""
+def group_policy(job: JobRecord, generator_reward_range: tuple[float, float] | None = None) -> GroupPolicy:
+    """Builds the policy that judges a job's groups; the job's reward range overrides that of its generator."""
     settings = job.settings
     return GroupPolicy(
         group_size=job.group_size,
         task_type=job.task_type,
-        reward_range=settings.reward_range or reward_range,
+        reward_range=settings.reward_range or generator_reward_range,
         evaluation=settings.evaluation,
         min_valid_group_size_ratio=settings.min_valid_group_size_ratio,
         min_valid_item_size_ratio=settings.min_valid_item_size_ratio,

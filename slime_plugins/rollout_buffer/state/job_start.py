@@ -1,6 +1,6 @@
-"""Starts a job, or attaches to one. Rules on an open transaction; ``buffer.py`` opens it.
+"""Starts a job, or attaches to one. ``buffer.py`` opens the transaction.
 
-A start with the ``start_id`` of an earlier one **repeats** it: nothing changes. Otherwise it **attaches** to the job
+A start with the ``start_id`` of an earlier start **repeats** it: nothing changes. Otherwise it **attaches** to the job
 that it names if the payload's identity is equal: engine, changeable settings and skip list become those of the payload.
 The first trainer of a job that writers have filled, and of which nothing was consumed, attaches with its own settings
 and input, which are added to the job's. Otherwise it **creates** a job; if another job has the id, the start must be
@@ -67,16 +67,19 @@ class StartAction(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The action of a payload, and its job: the job that it attaches to, or the job that a new job replaces."""
+    """The action of a payload, and its job: the job that it repeats or attaches to, or that a new job replaces.
+
+    ``takes_over`` is True if the first trainer attaches to a job that writers have filled.
+    """
 
     action: StartAction
     job: JobRecord | None = None
-    is_first_trainers: bool = False
+    takes_over: bool = False
 
     @property
     def keeps_input(self) -> bool:
         """True if the payload's input is added to the job."""
-        return self.action is StartAction.CREATE or self.is_first_trainers
+        return self.action is StartAction.CREATE or self.takes_over
 
 
 def start_job(
@@ -93,7 +96,7 @@ def start_job(
     packed = pack() if start.keeps_input else None
     if start.action is StartAction.ATTACH and start.job is not None:
         key = start.job.key
-        if start.is_first_trainers:
+        if start.takes_over:
             _take_over(connection, start.job, payload, packed)
         _attach(connection, now, job_rows.get_job(connection, key), payload)
     else:
@@ -122,7 +125,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
         return Start(action=StartAction.CREATE)
     if payload.is_trainers and _waits_for_trainer(connection, job):
         if (payload.task_type, payload.num_repeat_per_sample) == (job.task_type, job.group_size):
-            return Start(action=StartAction.ATTACH, job=job, is_first_trainers=True)
+            return Start(action=StartAction.ATTACH, job=job, takes_over=True)
         if written := trajectory_rows.count_trajectories(connection, job.key):
             raise ConflictError(
                 f"job {job.job_id} has {written} items that no trainer has consumed, and was started for "
@@ -133,6 +136,7 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
     if payload.fresh:
         return Start(action=StartAction.CREATE, job=job)
     identity = payload.identity
+    # A trainer must send the payload of the trainer before it, if there was one. Writers may send either payload.
     allowed = (job.trainer_identity or job.identity,) if payload.is_trainers else (job.identity, job.trainer_identity)
     if identity not in allowed:
         raise ConflictError(
@@ -172,15 +176,18 @@ def _waits_for_trainer(connection: Connection, job: JobRecord) -> bool:
 
 
 def _named_job(connection: Connection, payload: StartPayload) -> JobRecord | None:
-    """Returns the job of the payload's id; without an id, an open or failed job of equal identity."""
+    """Returns the job of the payload's id; without an id, the oldest open job of equal identity.
+
+    If none is open, it is the newest job of equal identity, provided that it has failed.
+    """
     if payload.job_id is not None:
         return job_rows.find_job(connection, payload.job_id)
     identity = payload.identity
-    same = [job for job in job_rows.all_jobs(connection) if identity in (job.identity, job.trainer_identity)]
-    unfinished = [job for job in same if job.state in job_states.OPEN_STATES]
-    if unfinished:
-        return unfinished[-1]
-    return same[0] if same and same[0].state is JobState.FAILED else None
+    newest_first = [job for job in job_rows.all_jobs(connection) if identity in (job.identity, job.trainer_identity)]
+    open_jobs = [job for job in newest_first if job.state in job_states.OPEN_STATES]
+    if open_jobs:
+        return open_jobs[-1]
+    return newest_first[0] if newest_first and newest_first[0].state is JobState.FAILED else None
 
 
 def _create_job(connection: Connection, now: float, payload: StartPayload, packed: PackedInput | None) -> int:
@@ -245,8 +252,9 @@ def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, pa
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:
-    brought = {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
-    settings = {**job.settings.kept, **brought}
+    """Applies the payload's changeable settings, engine and skip list; opens what is to be played again."""
+    changed = {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
+    settings = {**job.settings.kept, **changed}
     changes: dict[str, Any] = {"settings": json.dumps(settings), "updated_at": now}
     if payload.is_trainers:
         changes["trainer_identity"] = payload.identity
@@ -263,7 +271,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     job_rows.update_job(connection, job.key, **changes)
     if job.state is JobState.FAILED:
         _open_failed_groups(connection, now, job, settings)
-    job_rows.open_trainer_run(connection, job.key, now)
+    job_rows.begin_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None:
         _apply_skip_list(connection, now, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and job.state is not JobState.CANCELLED:

@@ -17,7 +17,7 @@ def set_state(connection: Connection, now: float, job: JobRecord, state: JobStat
 
 
 def end_job(connection: Connection, now: float, job_key: int, state: JobState, cause: Cause) -> None:
-    """Puts a job into a final state and gives up its running attempts. A start that attaches continues open groups."""
+    """Puts a job into a final state and gives up its running attempts. Open groups stay open for a later start."""
     attempt_rows.give_up_running_attempts(connection, job_key, now)
     job_rows.update_job(connection, job_key, state=state.value, updated_at=now, finished_at=now, **cause.columns())
 
@@ -30,7 +30,7 @@ def cancel_job(connection: Connection, now: float, job_key: int, cause: Cause) -
 
 
 def reopen_finished_job(connection: Connection, now: float, job_key: int) -> None:
-    """Sets a finished job that has open groups again to running."""
+    """Sets a finished job to running if it has open groups."""
     job = job_rows.get_job(connection, job_key)
     if job.state is JobState.FINISHED and delivery_rows.has_groups(connection, job_key, GroupState.OPEN):
         job_rows.update_job(connection, job_key, state=JobState.RUNNING.value, updated_at=now, finished_at=None)

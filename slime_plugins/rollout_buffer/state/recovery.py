@@ -38,9 +38,9 @@ def recover(store: Store) -> RecoveryReport:
     for number in packs_in(store.packs_dir):
         _truncate(store, number, report)
     used = _used_lengths(store)
-    short = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
-    if short:
-        _mark_damaged(store, short, report)
+    short_packs = {number: size for number, end in used.items() if (size := _size(store.packs_dir, number)) < end}
+    if short_packs:
+        _mark_damaged(store, short_packs, report)
     if report.cut_bytes or report.removed_packs:
         logger.info(
             "truncated %d bytes of packs and removed %d unreferenced packs", report.cut_bytes, report.removed_packs
@@ -74,25 +74,30 @@ def _truncate(store: Store, number: int, report: RecoveryReport) -> None:
 
 
 def _used_lengths(store: Store) -> dict[int, int]:
+    """Returns up to which byte rows refer to each pack."""
     with store.read() as connection:
         return pack_rows.used_pack_lengths(connection)
 
 
 def _size(folder: Path, number: int) -> int:
+    """Returns the size of a pack in bytes; -1 if its file is missing."""
     try:
         return pack_path(folder, number).stat().st_size
     except FileNotFoundError:
         return -1
 
 
-def _mark_damaged(store: Store, short: dict[int, int], report: RecoveryReport) -> None:
-    """Marks trajectories whose record is beyond the end of its pack; reports images whose record is."""
+def _mark_damaged(store: Store, short_packs: dict[int, int], report: RecoveryReport) -> None:
+    """Marks trajectories whose record is beyond the end of its pack; reports them and such images.
+
+    ``short_packs`` has the sizes of the packs that end too early.
+    """
     with store.write() as connection:
         for job_key, uid, ref in list(payload_rows.payload_refs(connection)):
-            if ref.end > short.get(ref.pack, ref.end):
+            if ref.end > short_packs.get(ref.pack, ref.end):
                 why = f"the payload at {ref} is gone: its pack ends before"
                 payload_rows.mark_damaged(connection, job_key, uid, why)
                 report.damaged.append(f"trajectory {uid} is lost: {why}")
         for sha256, ref in image_rows.all_image_refs(connection):
-            if ref.end > short.get(ref.pack, ref.end):
+            if ref.end > short_packs.get(ref.pack, ref.end):
                 report.damaged.append(f"image {sha256} is lost: its pack ends before {ref}")

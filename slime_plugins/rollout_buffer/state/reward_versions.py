@@ -40,11 +40,13 @@ logger = logging.getLogger(__name__)
 
 FIRST_SCORING_PAUSE_S = 0.5
 MAX_SCORING_PAUSE_S = 30.0
-AHEAD = 4
+TRAJECTORIES_PER_JUDGE = 4
 """Number of trajectories that are read at a time for each running judge."""
 
 Judge = Callable[[dict[str, Any]], Any]
 """Takes a stored trajectory; returns a number, or an object with ``reward`` and perhaps ``turn_rewards``."""
+Scores = Mapping[tuple[int, str], Score]
+"""Scores of the played members of a delivery, by group and uid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,31 +90,28 @@ def rescore(
         job = find_job(connection, job_id)
         version = reward_rows.open_version(connection, job.key, name, scorer, store.clock())
     with store.read() as connection:
-        missing = reward_rows.unscored(connection, job.key, version)
+        unscored = reward_rows.unscored(connection, job.key, version)
     report = RescoreReport(job_id=job_id, version=version, name=name)
 
-    def score_or_error(one: UnscoredTrajectory) -> Score | Exception:
+    def score_or_error(row: UnscoredTrajectory) -> Score | Exception:
         try:
-            return _score_with_retries(judge, _trajectory(store, job.key, one), settings, pause)
+            return _score_with_retries(judge, _trajectory(store, job.key, row), settings, pause)
         except (JudgeError, DamagedError) as error:
             return error
 
     with ThreadPoolExecutor(settings.at_once, thread_name_prefix="judge") as pool:
-        for start in range(0, len(missing), settings.at_once * AHEAD):
-            part = missing[start : start + settings.at_once * AHEAD]
-            for one, found in zip(part, pool.map(score_or_error, part), strict=True):
-                if isinstance(found, Exception):
-                    logger.warning("trajectory %s has no reward of version %d: %s", one.uid, version, found)
-                    report.failures[str(found)] += 1
+        part_size = settings.at_once * TRAJECTORIES_PER_JUDGE
+        for start in range(0, len(unscored), part_size):
+            part = unscored[start : start + part_size]
+            for row, score in zip(part, pool.map(score_or_error, part), strict=True):
+                if isinstance(score, Exception):
+                    logger.warning("trajectory %s has no reward of version %d: %s", row.uid, version, score)
+                    report.failures[str(score)] += 1
                     continue
                 with store.write() as connection:
-                    kept = reward_rows.insert_score(connection, job.key, version, one.uid, found, store.clock())
-                report.scored += kept
+                    is_new = reward_rows.insert_score(connection, job.key, version, row.uid, score, store.clock())
+                report.scored += is_new
     return report
-
-
-Scores = Mapping[tuple[int, str], Score]
-"""Scores of the played members of a delivery, by group and uid."""
 
 
 def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
@@ -124,22 +123,22 @@ def scores_for(store: Store, delivery_key: int, version: int) -> Scores:
     """
     with store.read() as connection:
         job = job_rows.get_job(connection, delivery_rows.job_of(connection, delivery_key))
-        known = reward_rows.versions_of_job(connection, job.key)
-        found = reward_rows.scores_of_delivery(connection, delivery_key, version)
-    if version not in known:
+        versions = reward_rows.versions_of_job(connection, job.key)
+        scores = reward_rows.scores_of_delivery(connection, delivery_key, version)
+    if version not in versions:
         raise NotFoundError(
-            f"job {job.job_id} has no rewards of version {version} (it has {[0, *known]}): `rollout-buffer rescore "
-            f"{job.job_id}` gives it some"
+            f"job {job.job_id} has no rewards of version {version} (it has {[0, *versions]}): `rollout-buffer rescore "
+            f"{job.job_id}` computes new versions"
         )
-    missing = [uid for (_, uid), score in found.items() if score is None]
+    missing = [uid for (_, uid), score in scores.items() if score is None]
     if missing:
         raise ConflictError(
-            f"{len(missing)} of {len(found)} trajectories of this delivery have no reward of version {version}, "
+            f"{len(missing)} of {len(scores)} trajectories of this delivery have no reward of version {version}, "
             f"{missing[0]} among them: `rollout-buffer rescore {job.job_id}` under the same name "
-            "computes what is missing",
+            "computes the missing rewards",
             {"missing": missing[:100]},
         )
-    return {key: score for key, score in found.items() if score is not None}
+    return {key: score for key, score in scores.items() if score is not None}
 
 
 def rescored(
@@ -158,11 +157,11 @@ def rescored(
         yield {**columns, "reward": score.reward, "raw_reward": score.reward}, [orjson.dumps(body)]
 
 
-def _trajectory(store: Store, job_key: int, one: UnscoredTrajectory) -> dict[str, Any]:
+def _trajectory(store: Store, job_key: int, row: UnscoredTrajectory) -> dict[str, Any]:
     """Returns a trajectory for judges: its payload with the columns of its row."""
     with store.read() as connection:
-        payload = payload_rows.payload_of(connection, job_key, one.uid)
-    return {**orjson.loads(store.get_payload(*payload)), **asdict(one)}
+        payload = payload_rows.payload_of(connection, job_key, row.uid)
+    return {**orjson.loads(store.get_payload(*payload)), **asdict(row)}
 
 
 def _score_with_retries(
@@ -176,7 +175,8 @@ def _score_with_retries(
     failures = 0
     while True:
         try:
-            return _score(_answer(judge, orjson.loads(orjson.dumps(trajectory)), settings.timeout_s), trajectory)
+            copy = orjson.loads(orjson.dumps(trajectory))  # a judge may change what it is given
+            return _score(_answer(judge, copy, settings.timeout_s), trajectory)
         except JudgeError:
             failures += 1
             if failures > settings.retries:
@@ -196,12 +196,12 @@ def _answer(judge: Judge, trajectory: dict[str, Any], timeout_s: float) -> Any:
 
     threading.Thread(target=ask, name="judging", daemon=True).start()
     try:
-        answered, found = answers.get(timeout=timeout_s)
+        answered, answer = answers.get(timeout=timeout_s)
     except queue.Empty:
         raise JudgeError(f"the judge did not answer within {timeout_s:g} s") from None
     if not answered:
-        raise JudgeError(f"the judge failed: {type(found).__name__}: {found}") from found
-    return found
+        raise JudgeError(f"the judge failed: {type(answer).__name__}: {answer}") from answer
+    return answer
 
 
 def _score(answer: Any, trajectory: Mapping[str, Any]) -> Score:

@@ -18,7 +18,8 @@ from slime_plugins.rollout_buffer.storage.tables import service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 
-_KEPT_S = 7 * 24 * 3600.0
+_MAX_AGE_S = 7 * 24 * 3600.0
+"""Reports that are older are deleted."""
 
 
 class _Device(BaseModel):
@@ -42,7 +43,7 @@ class _Device(BaseModel):
     actions_per_minute: float | None = None
 
 
-class _Farm(BaseModel):
+class _DevicePool(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     pool: str
@@ -50,17 +51,17 @@ class _Farm(BaseModel):
     devices: list[_Device]
 
 
-def store_report(store: Store, job_key: int, pid: int, farm: Mapping[str, Any], *, now: float | None = None) -> None:
-    """Stores a runner's report on its device pool, in place of its last report; deletes reports older than a week.
+def store_report(store: Store, job_key: int, pid: int, pool: Mapping[str, Any], *, now: float | None = None) -> None:
+    """Stores a runner's report on its device pool in place of its last report, and deletes old reports.
 
     Raises:
         ValueError: the report is invalid.
     """
-    report = _Farm.model_validate(farm).model_dump(mode="json")
+    report = _DevicePool.model_validate(pool).model_dump(mode="json")
     now = store.clock() if now is None else now
     with store.write() as connection:
         service_rows.beat(connection, DEVICES.of_job(job_key), pid, now, report)
-        service_rows.remove_before(connection, DEVICES.name, now - _KEPT_S)
+        service_rows.remove_before(connection, DEVICES.name, now - _MAX_AGE_S)
 
 
 def devices_of_job(store: Store, job_key: int) -> dict[str, Any] | None:
@@ -79,18 +80,18 @@ def recent_device_pools(store: Store) -> dict[str, dict[str, Any]]:
     """Returns the newest report of every device pool by its name, without pools whose reports are too old."""
     now = store.clock()
     with store.read() as connection:
-        found = service_rows.heartbeats(connection, DEVICES.name)
+        heartbeats = service_rows.heartbeats(connection, DEVICES.name)
     newest: dict[str, dict[str, Any]] = {}
-    for farm in (_with_age(entry, now) for entry in found):
-        name = str(farm["pool"])
-        if not DEVICES.is_silent(farm["age_s"]) and (name not in newest or farm["age_s"] < newest[name]["age_s"]):
-            newest[name] = farm
+    for report in (_with_age(heartbeat, now) for heartbeat in heartbeats):
+        name, age_s = str(report["pool"]), report["age_s"]
+        if not DEVICES.is_silent(age_s) and (name not in newest or age_s < newest[name]["age_s"]):
+            newest[name] = report
     return newest
 
 
-def _with_age(found: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]:
-    written_at, farm = found
-    return {"age_s": round(abs(now - written_at), 3), **farm}
+def _with_age(heartbeat: tuple[float, dict[str, Any]], now: float) -> dict[str, Any]:
+    written_at, report = heartbeat
+    return {"age_s": round(abs(now - written_at), 3), **report}
 
 
 def prompt_findings_of(connection: Connection, job_key: int) -> list[str]:
@@ -100,7 +101,7 @@ def prompt_findings_of(connection: Connection, job_key: int) -> list[str]:
 
 
 def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reason: str, waiting: int | None) -> None:
-    """Stores the concurrency limit and its reason, in place of the last report.
+    """Stores a job's concurrency limit and its reason, in place of the last report.
 
     ``waiting`` is the number of requests in the engine's queues, None if unknown.
     """
@@ -108,16 +109,16 @@ def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reaso
     with store.write() as connection:
         report = {"limit": limit, "reason": reason, "engine_waiting": waiting}
         service_rows.beat(connection, CONCURRENCY.of_job(job_key), pid, now, report)
-        service_rows.remove_before(connection, CONCURRENCY.name, now - _KEPT_S)
+        service_rows.remove_before(connection, CONCURRENCY.name, now - _MAX_AGE_S)
 
 
 def concurrency_of(connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
     """Returns ``limit``, ``auto`` and, with ``num_process: auto``, ``reason`` and ``engine_waiting``; {} if unknown."""
-    number = job.settings.kept.get("num_process")
-    if job.state not in OPEN_STATES or not job.has_runner or number is None:
+    num_process = job.settings.kept.get("num_process")
+    if job.state not in OPEN_STATES or not job.has_runner or num_process is None:
         return {}
-    if number != "auto":
-        return {"limit": int(number), "auto": False}
+    if num_process != "auto":
+        return {"limit": int(num_process), "auto": False}
     found = service_rows.heartbeat(connection, CONCURRENCY.of_job(job.key))
     if found is None or CONCURRENCY.is_silent(abs(now - found[0])):
         return {}

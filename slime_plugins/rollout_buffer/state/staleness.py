@@ -1,7 +1,7 @@
 """Staleness of groups: records weight versions, admits groups within the lag, and drops stale groups.
 
-Rules on an open transaction. The inputs of ``rules/admission.py`` are read from the database each time, so that the
-runner that begins groups and the servers that deliver them decide by the same data, also after a restart.
+``buffer.py`` opens the transaction. The inputs of ``rules/admission.py`` are read from the database each time, so that
+the runner that begins groups and the servers that deliver them decide by the same data, also after a restart.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ STEP_S = 30.0
 
 
 def note_versions(
-    connection: Connection, job_key: int, generations: Sequence[Generation], *, sampled_from: float | None = None
+    connection: Connection, job_key: int, generations: Sequence[Generation], *, attempt_began_at: float | None = None
 ) -> dict[str, int | None]:
     """Returns a trajectory's columns on weight versions, and records the newest version in its job.
 
-    ``sampled_from`` is when its attempt began, None if unknown.
+    ``attempt_began_at`` is None if unknown.
     """
     versions = versions_of(generations)
     if versions is None:
@@ -44,7 +44,7 @@ def note_versions(
     oldest, newest = versions
     known = job_rows.known_versions(connection, job_key)
     columns = {"oldest_version": oldest, "versions_behind": None, "trainer_run": known.trainer_run}
-    origin = origin_of(newest, known, sampled_from=sampled_from)
+    origin = origin_of(newest, known, attempt_began_at=attempt_began_at)
     if origin is VersionOrigin.OF_AN_EARLIER_RUN:
         return {**columns, "trainer_run": known.trainer_run - 1}
     if origin is VersionOrigin.OUTLIER:
@@ -67,7 +67,10 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
 
 
 def stale_groups(connection: Connection, job: JobRecord) -> list[int]:
-    """Returns ready groups beyond the lag; versions of an earlier run count as the first version of this run."""
+    """Returns the keys of ready groups beyond the lag.
+
+    Versions of an earlier run of the trainer count as the first version of its present run.
+    """
     lag = job.settings.max_weight_version_lag
     if lag is None or job.weight_version is None or job.first_weight_version is None:
         return []
@@ -82,7 +85,7 @@ def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> Non
     for key in stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
-            # Its expired delivery cannot be redelivered whole: what it reported is reported again.
+            # Its expired delivery cannot be redelivered whole: the groups that it reported are reported again.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
@@ -132,11 +135,11 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False
-    began = staleness_rows.oldest_being_played(connection, job.key)
-    if began is None:
+    oldest_began_at = staleness_rows.oldest_being_played(connection, job.key)
+    if oldest_began_at is None:
         return False
     seen = _versions_seen(connection, now, job)
-    version = version_at(seen, began)
+    version = version_at(seen, oldest_began_at)
     state = _admission_state(connection, job, lag, seen, None)
     return should_wait_for_slow_groups(
         lag,
@@ -166,19 +169,20 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
         return None
     deliveries = staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
     newest = staleness_rows.newest_episodes(connection, job.key, job.trainer_run, MAX_EPISODES)
-    steps = sum(after.at - after.waited_s - one.at >= STEP_S for one, after in pairwise(deliveries))
+    steps = sum(later.at - later.waited_s - earlier.at >= STEP_S for earlier, later in pairwise(deliveries))
     return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
 
 def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[VersionSeen]:
-    """Returns the weight versions of the trainer's present run, oldest first, from its deliveries."""
+    """Returns the weight versions of the trainer's present run, oldest first, as its deliveries show them."""
     seen: list[VersionSeen] = []
-    for taken in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
-        if seen and taken.version <= seen[-1].version:
-            seen[-1] = replace(seen[-1], last_taken_at=taken.at, groups=seen[-1].groups + taken.groups)
+    for delivery in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
+        at, version, groups = delivery.at, delivery.version, delivery.groups
+        if seen and version <= seen[-1].version:
+            seen[-1] = replace(seen[-1], last_taken_at=at, groups=seen[-1].groups + groups)
         else:
-            since = taken.at - taken.waited_s
-            seen.append(VersionSeen(version=taken.version, since=since, last_taken_at=taken.at, groups=taken.groups))
+            since = at - delivery.waited_s
+            seen.append(VersionSeen(version=version, since=since, last_taken_at=at, groups=groups))
     newest = job.weight_version
     if newest is not None and seen and newest > seen[-1].version:
         since = now if job.waiting_since is None else job.waiting_since

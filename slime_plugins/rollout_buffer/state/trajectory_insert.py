@@ -19,7 +19,7 @@ class SlotOfTrajectory:
     """The slot that a trajectory fills. ``late`` is true if its group is closed, or if no group of the instance has a
     free slot: then ``group_key`` is None.
 
-    ``sampled_from`` is when its attempt began, None if unknown.
+    ``attempt_began_at`` is None if unknown.
     """
 
     job_key: int
@@ -28,7 +28,7 @@ class SlotOfTrajectory:
     slot: int
     attempt: int
     late: bool
-    sampled_from: float | None = None
+    attempt_began_at: float | None = None
 
 
 def insert_trajectory(
@@ -44,7 +44,7 @@ def insert_trajectory(
         UnavailableError: a stored screenshot has just been purged; the client repeats the write with it.
     """
     payload.record(connection, now)
-    versions = note_versions(connection, filled.job_key, played.generations, sampled_from=filled.sampled_from)
+    versions = note_versions(connection, filled.job_key, played.generations, attempt_began_at=filled.attempt_began_at)
     if (counts := prompt_counts(played.generations)) is not None:
         prompt_rows.add_counts(connection, filled.job_key, counts)
     if forks := forks_of(played.extra_info):

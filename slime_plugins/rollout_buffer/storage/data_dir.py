@@ -33,7 +33,7 @@ OUR_FILES = (
 )
 """Patterns of the files of a data directory. The permissions of other files are not changed."""
 RUNNER_LOG = "logs/runner-{}.log"
-"""The log of a job's runner, formatted with the key of the job."""
+"""The log of a job's runner; ``{}`` is the key of the job."""
 OWNERSHIP_TIMEOUT_S = 2.0
 """Time in which the lock must become free: a command that opens the store may hold it briefly."""
 
@@ -73,8 +73,8 @@ def restrict_permissions(data_dir: Path) -> None:
 
 
 def _holds_only_our_files(data_dir: Path) -> bool:
-    ours = [pattern.partition("/")[0] for pattern in OUR_FILES]
-    return all(any(fnmatch(path.name, pattern) for pattern in ours) for path in data_dir.iterdir())
+    names = [pattern.partition("/")[0] for pattern in OUR_FILES]
+    return all(any(fnmatch(path.name, name) for name in names) for path in data_dir.iterdir())
 
 
 def remove_unused(data_dir: Path) -> None:
@@ -148,7 +148,7 @@ def _refuse_older_database(data_dir: Path) -> None:
     """Refuses a database written before 0.1.0, by its header; creates and changes nothing.
 
     Raises:
-        ConfigError: it was written before 0.1.0.
+        ConfigError: the database was written before 0.1.0.
     """
     try:
         with (data_dir / DATABASE).open("rb") as file:
@@ -157,8 +157,8 @@ def _refuse_older_database(data_dir: Path) -> None:
         return  # missing, or opening it later raises a precise error
     if header.startswith(b"SQLite format 3\0") and int.from_bytes(header[68:72]) != APPLICATION_ID:
         raise ConfigError(
-            f"{data_dir} was written by a version before 0.1.0, which this one cannot read: it is not changed. Give "
-            "another --data-dir; only the version that wrote this one can serve it"
+            f"{data_dir} was written by a version before 0.1.0. This version cannot read it and does not change it: "
+            "give another --data-dir; only the version that wrote the directory can serve it"
         )
 
 
@@ -166,7 +166,7 @@ def _refuse_network_file_system(folder: Path) -> None:
     """Refuses network file systems: SQLite's locks are unreliable there, so the database could be corrupted.
 
     Raises:
-        ConfigError: the folder is on one.
+        ConfigError: the folder is on a network file system.
     """
     kind = _file_system_of(folder)
     if kind in NETWORK_FILE_SYSTEMS:
@@ -174,14 +174,15 @@ def _refuse_network_file_system(folder: Path) -> None:
 
 
 def _file_system_of(folder: Path) -> str:
+    """Returns the kind of the file system that has the deepest mount point above a folder; "" if unknown."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
-    best, kind = "", ""
+    deepest, kind = "", ""
     for line in mounts:
         fields = line.split()
         mount_point = fields[1].replace("\\040", " ")
-        if len(mount_point) >= len(best) and folder.is_relative_to(mount_point):
-            best, kind = mount_point, fields[2]
+        if len(mount_point) >= len(deepest) and folder.is_relative_to(mount_point):
+            deepest, kind = mount_point, fields[2]
     return kind

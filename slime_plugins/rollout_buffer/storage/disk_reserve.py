@@ -37,7 +37,7 @@ class DiskReserve:
         """Allocates the reserve if there is enough space; returns True if it is allocated."""
         if self._reserved_bytes() >= self._size:
             return True
-        if self.free_bytes() < self._size + 2 * self._least_free:
+        if self.free_bytes() < self._size + 2 * self._least_free:  # afterwards the disk must be far from full
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))  # an empty reserve: the disk is full
             return False
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -52,7 +52,7 @@ class DiskReserve:
         return True
 
     def is_used(self) -> bool:
-        """Returns True if small writes use the reserved space; truncates the reserve if the disk has become full."""
+        """Returns True if the reserve is truncated, so that small writes use its space; truncates it on a full disk."""
         reserved = self._reserved_bytes()
         if reserved > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)

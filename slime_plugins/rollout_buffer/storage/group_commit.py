@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 MAX_BATCH = 64
+"""Largest number of callers whose work is one batch."""
 
 Work = TypeVar("Work")
 
 
 class Ticket(Generic[Work]):
-    """One caller's work and, once its batch is processed, its result or error."""
+    """One caller's work and, once its batch is processed, the result or error of this work."""
 
     __slots__ = ("done", "error", "result", "sleep", "work")
 

@@ -23,7 +23,10 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def create_database(data_dir: Path) -> None:
-    """Creates a database of version 1 under a temporary name and renames it; keeps what another process created."""
+    """Creates a database of version 1 under a temporary name, then gives it its name.
+
+    If another process has created a database meanwhile, that database stays.
+    """
     descriptor, name = tempfile.mkstemp(prefix=f"{DATABASE}.", dir=data_dir)  # mode 0600, as SQLite's other files
     os.close(descriptor)
     try:
@@ -50,7 +53,7 @@ def _run_script(connection: sqlite3.Connection, script: str) -> None:
     statement = ""
     for piece in without_comments.split(";"):
         statement += f"{piece};"
-        if sqlite3.complete_statement(statement):  # a trigger contains statements
+        if sqlite3.complete_statement(statement):  # a trigger contains semicolons
             if statement.strip() != ";":
                 connection.execute(statement)
             statement = ""

@@ -29,6 +29,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 )
 
 OPEN_PACKS = 64
+"""Number of pack files that stay open."""
 WINDOW_BYTES = 2 * 1024 * 1024
 """Bytes of one read, unless a single record is larger. A delivery holds up to four windows in memory."""
 GAP_BYTES = 64 * 1024
@@ -36,7 +37,9 @@ GAP_BYTES = 64 * 1024
 TRANSIENT_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES, errno.EPERM})
 """Errors of the process or the machine: the record is not marked as damaged."""
 FREE_BUFFERS = 8
+"""Number of unused buffers that are kept for later reads."""
 WINDOWS_AHEAD = 2
+"""Number of windows that ``Reading`` reads ahead of its consumer."""
 
 
 @dataclass(slots=True)
@@ -94,8 +97,8 @@ class PackReader:
         """Reads a span into an aligned buffer, which is recycled if a free buffer is large enough."""
         size = span.end - span.start
         with self._lock:
-            kept = self._buffers.pop() if self._buffers and size <= WINDOW_BYTES else None
-        memory = kept or disk_memory(max(size, WINDOW_BYTES))
+            recycled = self._buffers.pop() if self._buffers and size <= WINDOW_BYTES else None
+        memory = recycled or disk_memory(max(size, WINDOW_BYTES))
         try:
             return memory, self._fill(memoryview(memory)[:size], span)
         except BaseException:
@@ -104,10 +107,10 @@ class PackReader:
 
     def _records(self, span: _Span, window: _Window) -> Iterator[tuple[BlobRef, memoryview]]:
         """Yields the records of a window, and recycles its buffer."""
-        memory, got = window
+        memory, read_bytes = window
         try:
             for ref in span.refs:
-                yield ref, _checked(ref, memoryview(memory)[:got], ref.offset - span.start)
+                yield ref, _checked(ref, memoryview(memory)[:read_bytes], ref.offset - span.start)
         finally:
             self._recycle(memory)
 
@@ -120,16 +123,16 @@ class PackReader:
         """Reads a span and returns the number of bytes read: the newest pack may end in the middle of the span."""
         try:
             file = self._file(span.pack)
-            got = 0
-            while got < len(buffer) and (more := file.read_into(buffer[got:], span.start + got)):
-                got += more
-                if got % BLOCK_BYTES:
+            read_bytes = 0
+            while read_bytes < len(buffer) and (more := file.read_into(buffer[read_bytes:], span.start + read_bytes)):
+                read_bytes += more
+                if read_bytes % BLOCK_BYTES:
                     break  # only at the end of the file
         except OSError as error:
             if error.errno in TRANSIENT_ERRORS:
                 raise UnavailableError(f"the bytes at {span.refs[0]} cannot be read now: {error.strerror}") from error
             raise DamagedError(f"the bytes at {span.refs[0]} cannot be read: {error}") from error
-        return got
+        return read_bytes
 
     def _file(self, pack: int) -> _OpenPack:
         path = pack_path(self._folder, pack)
@@ -202,7 +205,8 @@ class _OpenPack:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)  # the file system accepts O_DIRECT and fails at the read
+        # This file system accepts O_DIRECT, but refuses to read with it.
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, 0)
         return os.preadv(self._descriptor, [buffer], offset)
 
     def __del__(self) -> None:
@@ -211,23 +215,29 @@ class _OpenPack:
 
 
 def _spans(refs: Iterable[BlobRef]) -> list[_Span]:
+    """Returns spans that cover the distinct refs, in disk order."""
     spans: list[_Span] = []
     for ref in sorted(set(refs)):
         start = ref.offset // BLOCK_BYTES * BLOCK_BYTES
-        end = -(-ref.end // BLOCK_BYTES) * BLOCK_BYTES
-        last = spans[-1] if spans else None
-        is_near = last is not None and last.pack == ref.pack and start <= last.end + GAP_BYTES
-        if last is None or not is_near or end - last.start > WINDOW_BYTES:
-            last = _Span(ref.pack, start, end)
-            spans.append(last)
-        last.end = max(last.end, end)
-        last.refs.append(ref)
+        end = -(-ref.end // BLOCK_BYTES) * BLOCK_BYTES  # rounded up
+        span = spans[-1] if spans else None
+        is_near = span is not None and span.pack == ref.pack and start <= span.end + GAP_BYTES
+        if span is None or not is_near or end - span.start > WINDOW_BYTES:
+            span = _Span(ref.pack, start, end)
+            spans.append(span)
+        span.end = max(span.end, end)
+        span.refs.append(ref)
     return spans
 
 
-def _checked(ref: BlobRef, read: memoryview, at: int) -> memoryview:
-    start = at + HEADER.size
-    data = read[start : start + ref.length]
-    if len(data) != ref.length or read[at:start] != header_of(ref, data):
+def _checked(ref: BlobRef, window: memoryview, offset: int) -> memoryview:
+    """Returns the data of the record at ``offset`` of a window.
+
+    Raises:
+        DamagedError: it is not the record that the ref refers to.
+    """
+    start = offset + HEADER.size
+    data = window[start : start + ref.length]
+    if len(data) != ref.length or window[offset:start] != header_of(ref, data):
         raise DamagedError(f"the bytes at {ref} are not what was written there")
     return data

@@ -32,12 +32,16 @@ OWNER_BYTES = 8
 PACK_LIMIT_BYTES = 256 * 1024 * 1024
 """A pack is sealed when it exceeds this size."""
 MAX_CACHED_NAMES = 16_384
-"""Maximum number of recently appended screenshots whose refs are cached, by hash: members of a group often have the
-same one."""
+"""Number of recently appended screenshots whose refs are cached by hash: members of a group often show the same
+screenshots."""
 SEALED_MODE = 0o400
+"""File mode of a sealed pack: read-only."""
 MAX_DIGITS = 15
+"""Digits of a pack number that fits into a database column."""
 BLOCK_BYTES = 4096
+"""Direct I/O reads and writes whole blocks of this size."""
 STAGE_BYTES = 4 * 1024 * 1024
+"""Size of the aligned buffer from which records are written."""
 
 
 class BlobRef(NamedTuple):
@@ -123,12 +127,13 @@ class Disk:
                 if filled == STAGE_BYTES:
                     offset, filled = self._flush(descriptor, filled, offset), 0
         if filled:
-            padded = -(-filled // BLOCK_BYTES) * BLOCK_BYTES
+            padded = -(-filled // BLOCK_BYTES) * BLOCK_BYTES  # rounded up
             self._stage[filled:padded] = bytes(padded - filled)
             offset = self._flush(descriptor, padded, offset)
         return offset
 
     def _flush(self, descriptor: int, size: int, offset: int) -> int:
+        """Writes the first ``size`` bytes of the buffer at ``offset``; returns the offset after them."""
         with memoryview(self._stage) as stage:
             done = 0
             while done < size:
@@ -189,7 +194,7 @@ class _Record(NamedTuple):
 
 
 _SEAL: Sequence[_Record] = ()
-"""Work item that seals the current pack."""
+"""Stands for the request to seal the current pack; recognized by identity."""
 
 
 class PackWriter:
@@ -232,7 +237,7 @@ class PackWriter:
     def close(self) -> None:
         """Closes and unlocks the pack; the next append starts another."""
         descriptor, self._descriptor = self._descriptor, None
-        self._names.clear()  # only records of a locked pack are safe from retention
+        self._names.clear()  # retention may remove records of a pack that is not locked
         if descriptor is not None:
             os.close(descriptor)
 
@@ -266,6 +271,10 @@ class PackWriter:
             self._seal(descriptor)
 
     def _ref_of(self, record: _Record, pieces: list[bytes | memoryview], fresh: dict[bytes, BlobRef]) -> BlobRef:
+        """Returns the ref of a record, and adds its bytes to ``pieces`` unless a record of the same name was appended.
+
+        ``fresh`` has the refs of the names in this batch.
+        """
         blob = record.blob
         if blob.name is not None and (known := fresh.get(blob.name) or self._names.get(blob.name)) is not None:
             return known
@@ -307,11 +316,12 @@ class PackWriter:
 
 
 def header_of(ref: BlobRef, data: bytes | memoryview) -> bytes:
-    """Returns the header that the record must have."""
+    """Returns the header that the record of this ref and data must have."""
     return HEADER.pack(MAGIC, len(data), zlib_ng.crc32(data), ref.owner)
 
 
 def _owner(uid: str, checksum: int) -> bytes:
+    """Returns the owner of a trajectory's record."""
     return hashlib.blake2b(
         uid.encode("utf-8", "surrogatepass") + checksum.to_bytes(4, "little"), digest_size=OWNER_BYTES
     ).digest()

@@ -30,31 +30,38 @@ INLINE_BODY_BYTES = 32 * 1024
 """Payloads up to this size are stored in their row, which saves an fsync. Larger ones would bloat the database."""
 ALONGSIDE_BODY_BYTES = 2 * 1024
 """Payloads larger than this go into the pack if their screenshots are written to it anyway."""
+_URI_HEADS = {
+    media_type: f"data:{media_type or 'application/octet-stream'};base64,".encode("ascii")
+    for media_type in (None, "image/png", "image/jpeg", "image/webp")
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PendingPayload:
-    """A payload to store. ``needs`` are the hashes of its screenshots and token records.
+    """A payload to store. ``hashes`` are those of its screenshots and token records.
 
-    ``came`` has the bytes of those that were in the request. ``name`` identifies the payload in errors, ``uid`` its
-    trajectory.
+    ``data`` has the bytes of the screenshots and records that came with the payload, by hash; the others must be stored
+    already. ``name`` identifies the payload in errors, ``uid`` its trajectory.
     """
 
     body: bytes
-    needs: Sequence[str]
-    came: Mapping[str, bytes]
+    hashes: Sequence[str]
+    data: Mapping[str, bytes]
     name: str
     uid: str
 
     @property
     def needs_pack(self) -> bool:
         """True if storing the payload may write to a pack."""
-        return bool(self.needs) or len(self.body) > INLINE_BODY_BYTES
+        return bool(self.hashes) or len(self.body) > INLINE_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
-    """A payload in a pack (``ref``), whose bytes are durable, or for its row (``body``). ``images`` are new images."""
+    """A payload that is durable in a pack (``ref``), or that will be stored in its row (``body``).
+
+    ``size`` is its number of bytes. ``images`` has the refs of screenshots that were not stored before.
+    """
 
     body: bytes | None
     ref: BlobRef | None
@@ -70,10 +77,10 @@ class StoredPayload:
         return {"body": self.body, "body_place": ref, "body_bytes": self.size}
 
     def record(self, connection: Connection, now: float) -> None:
-        """Records the refs, in the transaction of the trajectory's row.
+        """Records the refs, in the transaction that adds the trajectory's row.
 
         Raises:
-            UnavailableError: retention has removed a stored screenshot, or the pack, meanwhile; the client repeats the
+            UnavailableError: retention has removed a stored screenshot or the pack meanwhile; the client repeats the
                 write.
         """
         if self.known and image_rows.mark_images_used(connection, self.known, now) != len(self.known):
@@ -103,35 +110,35 @@ class PayloadStore:
             UnavailableError: a screenshot was purged after ``check_named``; the client repeats the write with it.
             StorageFullError: the disk is full.
         """
-        known = self._known({sha256 for one in pending for sha256 in one.needs})
-        missing = [[sha256 for sha256 in one.needs if sha256 not in known] for one in pending]
-        packed = [_goes_into_a_pack(one, names) for one, names in zip(pending, missing, strict=True)]
+        known = self._known_refs({sha256 for payload in pending for sha256 in payload.hashes})
+        new_hashes = [[sha256 for sha256 in payload.hashes if sha256 not in known] for payload in pending]
+        packed = [_goes_into_a_pack(payload, hashes) for payload, hashes in zip(pending, new_hashes, strict=True)]
         blobs: list[Blob] = []
-        for one, names, is_packed in zip(pending, missing, packed, strict=True):
-            blobs += _screenshot_blobs(one, names)
-            blobs += [Blob(one.body, owner=one.uid)] if is_packed else []
+        for payload, hashes, is_packed in zip(pending, new_hashes, packed, strict=True):
+            blobs += _screenshot_blobs(payload, hashes)
+            blobs += [Blob(payload.body, owner=payload.uid)] if is_packed else []
         refs = iter(self._store.append(blobs))
         return [
             StoredPayload(
-                images={sha256: next(refs) for sha256 in names},
+                images={sha256: next(refs) for sha256 in hashes},
                 ref=next(refs) if is_packed else None,
-                body=None if is_packed else one.body,
-                size=len(one.body),
+                body=None if is_packed else payload.body,
+                size=len(payload.body),
                 packs_dir=self._store.packs_dir,
-                known=[sha256 for sha256 in dict.fromkeys(one.needs) if sha256 in known],
+                known=[sha256 for sha256 in dict.fromkeys(payload.hashes) if sha256 in known],
             )
-            for one, names, is_packed in zip(pending, missing, packed, strict=True)
+            for payload, hashes, is_packed in zip(pending, new_hashes, packed, strict=True)
         ]
 
     def check_named(self, connection: Connection, pending: PendingPayload) -> None:
         """Checks that the images and records named by a payload are in the request or stored.
 
         Raises:
-            InvalidPayloadError: one is missing.
+            InvalidPayloadError: an image or record is missing.
         """
-        named = [sha256 for sha256 in pending.needs if sha256 not in pending.came]
-        known = image_rows.image_refs(connection, named) if named else {}
-        for sha256 in named:
+        hashes = [sha256 for sha256 in pending.hashes if sha256 not in pending.data]
+        known = image_rows.image_refs(connection, hashes) if hashes else {}
+        for sha256 in hashes:
             if sha256 not in known:
                 raise InvalidPayloadError(
                     f"{pending.name} names {sha256}, an image or token records that are not stored: PUT them to "
@@ -140,9 +147,10 @@ class PayloadStore:
 
     def store_image(self, image: Image) -> bool:
         """Makes one screenshot durable; returns False if it was stored already. Damaged bytes are replaced."""
-        known = self._known([image.sha256])
+        known = self._known_refs([image.sha256])
         if known and self._is_whole(known[image.sha256]):
             return False
+        # In place of a damaged record the bytes get no name: the writer would return its cached ref of that record.
         (ref,) = self._store.append([Blob(image.data, None if known else bytes.fromhex(image.sha256), image.sha256)])
 
         stored = StoredPayload(None, None, 0, {image.sha256: ref}, self._store.packs_dir)
@@ -155,7 +163,8 @@ class PayloadStore:
         self._store.commit(record)
         return True
 
-    def _known(self, hashes: Iterable[str]) -> dict[str, BlobRef]:
+    def _known_refs(self, hashes: Iterable[str]) -> dict[str, BlobRef]:
+        """Returns the refs of those of the images that are stored."""
         wanted = list(hashes)
         if not wanted:
             return {}
@@ -175,15 +184,16 @@ class PayloadStore:
         """Returns the bytes of a screenshot.
 
         Raises:
-            NotFoundError: it was never stored, or its bytes are damaged.
+            NotFoundError: it is not stored.
+            DamagedError: its bytes are missing or differ from what was written.
         """
-        ref = self._known([sha256] if wire.is_sha256(sha256) else []).get(sha256)
+        ref = self._known_refs([sha256] if wire.is_sha256(sha256) else []).get(sha256)
         if ref is None:
             raise NotFoundError(f"there is no image {sha256[:80]!r}")
         try:
             return self._store.fetch(ref)
         except DamagedError as error:
-            raise NotFoundError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
+            raise DamagedError(f"image {sha256} is damaged: PUT it again ({error.message})") from error
 
     def inlined(self, body: bytes) -> Pieces:
         """Returns a payload in pieces, with the hashes of screenshots replaced by data URIs.
@@ -206,7 +216,7 @@ class PayloadStore:
     def _images_of(self, body: bytes) -> tuple[list[wire.ImageSpot], dict[str, BlobRef]]:
         """Returns the positions of image hashes in a payload, and the images' refs."""
         spots = wire.image_spots(body)
-        refs = self._known({sha256 for _, _, sha256 in spots})
+        refs = self._known_refs({sha256 for _, _, sha256 in spots})
         missing = next((sha256 for _, _, sha256 in spots if sha256 not in refs), None)
         if missing is not None:
             raise DamagedError(f"image {missing} is not stored")
@@ -241,31 +251,27 @@ def _pieces(
     refs: Mapping[str, BlobRef],
     read: Iterable[tuple[BlobRef, memoryview]],
 ) -> Pieces:
-    shots = {ref: _data_uri(data) for ref, data in read}
+    """Returns a payload with data URIs in place of the image hashes at ``spots``; ``read`` yields the images."""
+    uris = {ref: _data_uri(data) for ref, data in read}
     pieces: list[bytes] = []
-    at = 0
+    copied = 0
     for start, end, sha256 in spots:
-        pieces += (body[at:start], *shots[refs[sha256]])
-        at = end
-    return [*pieces, body[at:]]
+        pieces += (body[copied:start], *uris[refs[sha256]])
+        copied = end
+    return [*pieces, body[copied:]]
 
 
-def _screenshot_blobs(one: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
-    if any(sha256 not in one.came for sha256 in hashes):
-        raise UnavailableError(f"a screenshot of {one.name} was purged meanwhile: write the item again")
-    return [Blob(one.came[sha256], bytes.fromhex(sha256)) for sha256 in hashes]
+def _screenshot_blobs(payload: PendingPayload, hashes: Sequence[str]) -> list[Blob]:
+    if any(sha256 not in payload.data for sha256 in hashes):
+        raise UnavailableError(f"a screenshot of {payload.name} was purged meanwhile: write the item again")
+    return [Blob(payload.data[sha256], bytes.fromhex(sha256)) for sha256 in hashes]
 
 
-def _goes_into_a_pack(one: PendingPayload, new_shots: Sequence[str]) -> bool:
-    return len(one.body) > (ALONGSIDE_BODY_BYTES if new_shots else INLINE_BODY_BYTES)
+def _goes_into_a_pack(payload: PendingPayload, new_hashes: Sequence[str]) -> bool:
+    return len(payload.body) > (ALONGSIDE_BODY_BYTES if new_hashes else INLINE_BODY_BYTES)
 
 
 def _data_uri(data: memoryview) -> tuple[bytes, bytes]:
+    """Returns the two parts of a data URI, which need not be joined."""
     media_type = wire.image_media_type(bytes(data[:16]))
     return _URI_HEADS[media_type], pybase64.b64encode(data)
-
-
-_URI_HEADS = {
-    media_type: f"data:{media_type or 'application/octet-stream'};base64,".encode("ascii")
-    for media_type in (None, "image/png", "image/jpeg", "image/webp")
-}

@@ -1,8 +1,8 @@
 """Retention: purges old payloads and screenshots; rows (reward, outcome, accounting) are kept.
 
 All payloads written before one point in time are purged, and packs without referenced records are removed. The point is
-``serve_settings.retain_delivered_s`` ago, and never later than the oldest trajectory that is still to be delivered, or
-was delivered since.
+``serve_settings.retain_delivered_s`` ago. It is earlier if an older trajectory is still to be delivered, or was
+delivered less than that time ago.
 """
 
 from __future__ import annotations
@@ -53,26 +53,32 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
     more = True
     while more:
         with store.write() as connection:
-            purged, unnamed, more = _purge_rows(connection, now, retain_s, PURGED_AT_ONCE)
-        payloads, images = payloads + purged, images + unnamed
-    sizes = _remove_empty_packs(store)
+            purged_payloads, purged_images, more = _purge_rows(connection, now, retain_s, PURGED_AT_ONCE)
+        payloads, images = payloads + purged_payloads, images + purged_images
+    sizes = _remove_unreferenced_packs(store)
     if payloads or images or sizes:
         logger.info("purged %d payloads and %d screenshots, removed %d packs", payloads, images, len(sizes))
     return Purged(payloads, images, len(sizes), sum(sizes))
 
 
 def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
-    """Returns the numbers that ``purge`` would return now: runs its queries and rolls them back."""
+    """Returns the numbers that ``purge`` would return now: runs its statements in one transaction and rolls them back.
+
+    Other processes cannot write meanwhile.
+    """
     with store.write() as connection:
         connection.execute("SAVEPOINT dry_run")
         payloads, images, _ = _purge_rows(connection, now, retain_s, -1)
-        sizes = [size for _, size in _packs_without_contents(store, connection)]
+        sizes = [size for _, size in _unreferenced_packs(store, connection)]
         connection.execute("ROLLBACK TO dry_run")
     return Purged(payloads, images, len(sizes), sum(sizes))
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:
-    """Returns the numbers of purged payloads and screenshots, and whether further payloads may have to be purged."""
+    """Returns the numbers of purged payloads and screenshots, and whether further payloads may have to be purged.
+
+    At most ``limit`` payloads are purged; -1 is no limit.
+    """
     before = clock_rows.time_before(connection, now, retain_s)
     turn_rows.purge_turns(connection, before)
     turn_rows.purge_rollouts(connection, before)
@@ -81,14 +87,18 @@ def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int)
     attempt_rows.purge_transcripts(connection, before)
     payloads, more = payload_rows.purge_payloads(connection, before, limit)
     before = min(before, turn_rows.oldest_turn(connection, now))
-    return payloads, 0 if more else image_rows.purge_images(connection, before), more  # after all that name them
+    images = 0 if more else image_rows.purge_images(connection, before)  # after all payloads that name them
+    return payloads, images, more
 
 
-def _packs_without_contents(store: Store, connection: Connection) -> Iterator[tuple[int, int]]:
-    """Yields number and size of each pack that no row refers to and no process appends to, locked meanwhile."""
-    needed = pack_rows.referenced_packs(connection)
+def _unreferenced_packs(store: Store, connection: Connection) -> Iterator[tuple[int, int]]:
+    """Yields number and size of each pack that no row refers to and no process appends to.
+
+    The pack is locked until the next one is asked for.
+    """
+    referenced = pack_rows.referenced_packs(connection)
     for number in packs_in(store.packs_dir):
-        if number in needed:
+        if number in referenced:
             continue
         descriptor = os.open(pack_path(store.packs_dir, number), os.O_RDONLY)
         try:
@@ -98,18 +108,18 @@ def _packs_without_contents(store: Store, connection: Connection) -> Iterator[tu
             os.close(descriptor)
 
 
-def _remove_empty_packs(store: Store) -> list[int]:
-    """Removes packs without contents; returns their sizes.
+def _remove_unreferenced_packs(store: Store) -> list[int]:
+    """Removes packs that no row refers to; returns their sizes.
 
-    A row that names such a pack and is not committed yet is refused: ``StoredPayload.record`` looks for the file, in a
-    transaction as well.
+    A row that will refer to such a pack, but is not committed yet, is refused: ``StoredPayload.record`` looks for the
+    file in the transaction of the row.
     """
     with store.read() as connection:
-        if not any(_packs_without_contents(store, connection)):
+        if not any(_unreferenced_packs(store, connection)):
             return []
     sizes = []
     with store.write() as connection:
-        for number, size in _packs_without_contents(store, connection):
+        for number, size in _unreferenced_packs(store, connection):
             pack_path(store.packs_dir, number).unlink()
             pack_rows.delete_pack(connection, number)
             sizes.append(size)

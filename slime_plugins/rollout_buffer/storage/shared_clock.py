@@ -20,7 +20,8 @@ from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 
 TOLERANCE_S = 1.0
 """A smaller difference between the two clocks counts as drift, not as a jump."""
-_MARK = struct.Struct("<16sddI")
+_REFERENCE = struct.Struct("<16sddI")
+"""Boot id, wall clock, monotonic clock, crc32 of the other three."""
 
 
 class SharedClock:
@@ -41,16 +42,16 @@ class SharedClock:
 
     def jump_s(self) -> float:
         """Returns the seconds by which the wall clock was set since the last reference; 0 within ``TOLERANCE_S``."""
-        mark = self._read()
-        if mark is None:
+        reference = self._read()
+        if reference is None:
             return 0.0
-        wall, monotonic = mark
+        wall, monotonic = reference
         ahead = (self._wall() - wall) - (self._monotonic() - monotonic)
         return ahead if abs(ahead) > TOLERANCE_S else 0.0
 
-    def mark(self) -> None:
+    def store_reference(self) -> None:
         """Stores a new reference: all processes use the uncorrected wall clock again. For the supervisor."""
-        content = _MARK.pack(self._boot, self._wall(), self._monotonic(), 0)[:-4]
+        content = _REFERENCE.pack(self._boot, self._wall(), self._monotonic(), 0)[:-4]
         if self._file is not None:
             os.pwrite(self._file, content + zlib.crc32(content).to_bytes(4, "little"), 0)
 
@@ -63,12 +64,12 @@ class SharedClock:
     def _read(self) -> tuple[float, float] | None:
         """Returns the last reference; None if there is none, it is torn, or the machine was rebooted since."""
         try:
-            content = b"" if self._file is None else os.pread(self._file, _MARK.size, 0)
+            content = b"" if self._file is None else os.pread(self._file, _REFERENCE.size, 0)
         except OSError:
             return None
-        if len(content) < _MARK.size:
+        if len(content) < _REFERENCE.size:
             return None
-        boot, wall, monotonic, checksum = _MARK.unpack(content)
+        boot, wall, monotonic, checksum = _REFERENCE.unpack(content)
         if boot != self._boot or checksum != zlib.crc32(content[:-4]):
             return None
         return wall, monotonic

@@ -40,7 +40,9 @@ Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Any]
 
 BUSY_TIMEOUT_S = 8.0
+"""Time that SQLite waits for its own locks. A write lock that is held for longer is reported as trouble."""
 PACKS_OF_A_QUOTA = 32
+"""A quota has room for at least this many packs, unless they would be smaller than ``MIN_PACK_BYTES``."""
 MIN_PACK_BYTES = 1024 * 1024
 CHECKPOINT_PAGES = 4000
 """16 MB of WAL between checkpoints: pages that change often are copied into the database once."""
@@ -67,7 +69,7 @@ class Store:
         self.data_dir = data_dir.resolve()
         self.packs_dir = self.data_dir / "packs"
         self._max_bytes = max_bytes
-        self._used_bytes = (0.0, 0)
+        self._used_bytes = (0.0, 0)  # (monotonic time of the measurement, bytes)
         self._disk_tried_at = 0.0
         self._local = threading.local()
         self._open_connections: list[sqlite3.Connection] = []
@@ -172,8 +174,7 @@ class Store:
     def data_version(self) -> int:
         """Returns a number that changes when another connection commits: a cheap way to detect changes."""
         with self._errors:
-            row = self._connection().execute("PRAGMA data_version").fetchone()
-            return int(row[0])
+            return int(self._connection().execute("PRAGMA data_version").fetchone()[0])
 
     # --- packs -------------------------------------------------------------------------------------------------------
 
@@ -186,6 +187,38 @@ class Store:
         self.check_room()
         with self._errors:
             return self._writer.append(blobs)
+
+    def fetch(self, ref: BlobRef) -> bytes:
+        """Returns appended bytes.
+
+        Raises:
+            DamagedError: they are missing or differ from what was written.
+        """
+        return self._reader.read(ref)
+
+    def fetch_each(self, refs: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
+        """Yields every distinct ref with its bytes, in disk order; they are valid until the next step.
+
+        Raises:
+            DamagedError: as ``fetch``, at the first damaged record.
+        """
+        return self._reader.each(refs)
+
+    def fetch_ahead(self, refs: Iterable[BlobRef], pool: Executor) -> Reading:
+        """Starts fetching in threads of a pool; ``Reading.each`` yields as ``fetch_each``."""
+        return self._reader.begin(refs, pool)
+
+    def get_payload(self, body: bytes | None, ref: str | None) -> bytes:
+        """Returns a payload from its row or its pack.
+
+        Raises:
+            DamagedError: its bytes are missing or differ from what was written.
+        """
+        if body is not None:
+            return checked_body(body)
+        if ref is None:
+            raise DamagedError("the payload of this trajectory was purged by retention")
+        return self.fetch(BlobRef.parse(ref))
 
     def _next_pack(self) -> int:
         """Returns a number that no pack ever had, lost packs included: it is durable before the file is created."""
@@ -263,37 +296,12 @@ class Store:
         owner = self.write_lock_owner()
         return f"nothing can be written: {owner}" if owner is not None and owner.held_s > BUSY_TIMEOUT_S else None
 
-    def fetch(self, ref: BlobRef) -> bytes:
-        """Returns appended bytes.
-
-        Raises:
-            DamagedError: they are missing or differ from what was written.
-        """
-        return self._reader.read(ref)
-
-    def fetch_each(self, refs: Iterable[BlobRef]) -> Iterator[tuple[BlobRef, memoryview]]:
-        """Yields every distinct ref with its bytes, in disk order; they are valid until the next step.
-
-        Raises:
-            DamagedError: as ``fetch``, at the first damaged record.
-        """
-        return self._reader.each(refs)
-
-    def fetch_ahead(self, refs: Iterable[BlobRef], pool: Executor) -> Reading:
-        """Starts fetching in threads of a pool; ``Reading.each`` yields as ``fetch_each``."""
-        return self._reader.begin(refs, pool)
-
-    def get_payload(self, body: bytes | None, ref: str | None) -> bytes:
-        """Returns a payload from its row or its pack.
-
-        Raises:
-            DamagedError: its bytes are missing or differ from what was written.
-        """
-        if body is not None:
-            return whole_row(body)
-        if ref is None:
-            raise DamagedError("the payload of this trajectory was purged by retention")
-        return self.fetch(BlobRef.parse(ref))
+    def _try_the_disk(self) -> None:
+        """Makes a minimal write, which a read-only file system refuses; at most once a second."""
+        if time.monotonic() - self._disk_tried_at > 1.0:
+            with self._errors:
+                os.utime(self.data_dir)
+            self._disk_tried_at = time.monotonic()
 
     def close(self) -> None:
         """Closes every file and connection of this process; a second call does nothing."""
@@ -330,16 +338,9 @@ class Store:
             self._open_connections.append(connection)
         return connection
 
-    def _try_the_disk(self) -> None:
-        """Makes a minimal write, which a read-only file system refuses; at most once a second."""
-        if time.monotonic() - self._disk_tried_at > 1.0:
-            with self._errors:
-                os.utime(self.data_dir)
-            self._disk_tried_at = time.monotonic()
-
     def _create_or_migrate(self, *, owned: bool) -> None:
-        is_there, version = (self.data_dir / DATABASE).exists(), 0
-        if is_there:
+        exists, version = (self.data_dir / DATABASE).exists(), 0
+        if exists:
             with self.read() as connection:
                 version = migrations.version_of(connection)
             if version == migrations.SCHEMA_VERSION:
@@ -356,15 +357,15 @@ class Store:
                 f"{self.data_dir} belongs to a running rollout-buffer serve of another version: stop it first, or use "
                 "its version"
             )
-        if not is_there:
+        if not exists:
             with self._errors:
                 migrations.create_database(self.data_dir)
         with self.write() as connection:
             migrations.migrate(connection)
 
 
-def whole_row(body: bytes) -> bytes:
-    """Returns a payload from a row after a check of its form: a payload in a row has no checksum.
+def checked_body(body: bytes) -> bytes:
+    """Returns a payload from a row after a check of its form, because a payload in a row has no checksum.
 
     Raises:
         DamagedError: it is not a JSON object in UTF-8.

@@ -27,6 +27,7 @@ MIN_LOCK_PAUSE_S = 0.0005
 MAX_LOCK_PAUSE_S = 0.002
 """Pause between two attempts to take the lock; it doubles each time up to ``MAX_LOCK_PAUSE_S``."""
 _RECORD_BYTES = 64
+"""Size of the record of the holder at the start of the lock file; the next byte is the mark of waiting processes."""
 _WAITS_FOR_DISK = "D"
 _STATES = {"T": "stopped", "t": "stopped by a debugger", _WAITS_FOR_DISK: "waiting for the disk"}
 
@@ -42,7 +43,7 @@ class WriteLockOwner:
     state: str
     """The kernel's process state: R, S, D (waits for the disk), T (stopped) …"""
     cpu_ticks: int
-    """Processor time that it has used."""
+    """Processor time that the process has used, in clock ticks."""
 
     def __str__(self) -> str:
         doing = f" ({_STATES[self.state]})" if self.state in _STATES else ""
@@ -57,6 +58,7 @@ class WriteLock:
         self._file = open_lock_file(folder / "writer.active")
         self._me = f"{os.getpid()} {_started(os.getpid())}"
         self._held_last = False
+        """True if this process was the last holder."""
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -67,7 +69,7 @@ class WriteLock:
         """
         deadline = time.monotonic() + LOCK_TIMEOUT_S
         if not self._thread_lock.acquire(timeout=LOCK_TIMEOUT_S):
-            raise self._busy()
+            raise self._busy_error()
         try:
             self._acquire(deadline)
             try:
@@ -85,7 +87,7 @@ class WriteLock:
             return None
         status = process_status(int(pid))
         if status is None or status.started != int(started):
-            return None  # it died, and the kernel released the lock
+            return None  # the holder died, and the kernel released the lock
         held_s = max(0.0, time.monotonic() - float(since))
         return WriteLockOwner(
             pid=int(pid), started=int(started), held_s=held_s, state=status.state, cpu_ticks=status.cpu_ticks
@@ -105,7 +107,7 @@ class WriteLock:
         while not try_lock(self._file):
             self._held_last = False
             if time.monotonic() > deadline:
-                raise self._busy()
+                raise self._busy_error()
             self._mark(b"1")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
@@ -130,7 +132,7 @@ class WriteLock:
     def _is_marked(self) -> bool:
         return os.pread(self._file, 1, _RECORD_BYTES) == b"1"
 
-    def _busy(self) -> UnavailableError:
+    def _busy_error(self) -> UnavailableError:
         owner = self.owner()
         if owner is None:
             return UnavailableError(
@@ -146,20 +148,21 @@ class WriteLockWatch:
     def __init__(self, limit_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit_s = limit_s
         self._clock = clock
-        self._seen: tuple[int, int, int] | None = None
+        self._last_seen: tuple[int, int, int] | None = None
         self._since = 0.0
 
     def is_stuck(self, owner: WriteLockOwner | None) -> bool:
         """Returns True if this holder has held the lock without using processor time for longer than the limit."""
         if owner is None or owner.state == _WAITS_FOR_DISK:
-            self._seen = None
+            self._last_seen = None
             return False
         seen = (owner.pid, owner.started, owner.cpu_ticks)
-        if seen != self._seen:
-            self._seen, self._since = seen, self._clock()
+        if seen != self._last_seen:
+            self._last_seen, self._since = seen, self._clock()
         return min(owner.held_s, self._clock() - self._since) > self._limit_s
 
 
 def _started(pid: int) -> int:
+    """Returns when a process started, in clock ticks since boot; -1 if it is not running."""
     status = process_status(pid)
     return -1 if status is None else status.started

@@ -7,8 +7,9 @@
   ``trainer_replies`` as the client reads them
 * ``inline_images``: screenshots, cut out of a body before its JSON is parsed
 
-What is wrong is an ``InvalidPayloadError`` whose sentence names the key, what is allowed there, and what a misspelt key
-may have meant. Replies are typed dictionaries: mypy checks their keys, and nothing is validated while one is sent.
+A wrong value raises an ``InvalidPayloadError`` whose message names the key, the allowed values, and for a misspelt key
+the key that it resembles. Replies are typed dictionaries: mypy checks their keys, and they are not validated when they
+are sent.
 """
 
 from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS as MAX_ITEMS

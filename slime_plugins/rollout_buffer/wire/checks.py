@@ -29,10 +29,22 @@ MAX_IDENTIFIER = 256
 MAX_ITEMS = 100
 """Limit of items in one write, which is one transaction, so that other writers do not wait long."""
 MAX_SENTENCES = 10
+"""Limit of the wrong values that one error names."""
 MAX_KEYS = 200
-"""Maximum of keys of a record that are compared: thousands would take seconds."""
+"""Limit of the keys of a record that are compared with known keys: thousands would take seconds."""
 MIN_SIMILARITY = 0.84
 """``difflib`` ratio from which on an unknown key counts as misspelt."""
+_KINDS_WANTED = {
+    "dict_type": "an object",
+    "model_type": "an object",
+    "list_type": "a list",
+    "string_type": "a string",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+}
+"""The types of pydantic's errors, and the words for what is wanted."""
+_KIND_NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "an integer", type(None): "null"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ def misspelt_key_messages(given: Iterable[str], known: Iterable[str], prefix: st
 def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:
     """Raises ``ValueError`` for unknown keys that resemble a known key which the record lacks."""
     if wrong := misspelt_key_messages((key for key in record if key not in known), known - record.keys()):
-        raise ValueError("." + "; ".join(wrong))
+        raise ValueError("." + "; ".join(wrong))  # ``_sentence`` puts the path of the record before the dot
 
 
 class WireRecord(BaseModel):
@@ -148,28 +160,31 @@ def checked(validate: Callable[[Any], Record], value: Any, where: str) -> Record
     """Calls a pydantic validator and returns its result.
 
     Raises:
-        InvalidPayloadError: one sentence for each error, which starts with the position of the wrong value.
+        InvalidPayloadError: a value is wrong; each sentence of the message starts with the path of a wrong value.
     """
     try:
         return validate(value)
     except ValidationError as error:
-        found = [_sentence(one, where).removeprefix(".") for one in error.errors(include_url=False)[:MAX_SENTENCES]]
-        raise InvalidPayloadError("; ".join(found)) from error
+        details = error.errors(include_url=False)[:MAX_SENTENCES]
+        sentences = [_sentence(detail, where).removeprefix(".") for detail in details]
+        raise InvalidPayloadError("; ".join(sentences)) from error
     except RecursionError as error:
         raise InvalidPayloadError(f"{where} is nested too deeply") from error
 
 
 def _sentence(error: ErrorDetails, where: str) -> str:
+    """Returns the sentence for an error. A validator's message that starts with a dot continues the path."""
     path = where + "".join(f"[{part}]" if isinstance(part, int) else f".{part[:100]}" for part in error["loc"])
     if error["type"] == "missing":
         return f"{path} is missing"
     if error["type"] == "extra_forbidden":
-        return f"{path} is not known: what is yours goes into extra_info"
+        return f"{path} is not known: keys of your own belong into extra_info"
     if error["type"] == "value_error":
         message = str(error["ctx"]["error"])
         return f"{path}{message}" if message.startswith((".", "[")) else f"{path} {message}"
     if error["type"] in _KINDS_WANTED:
         return f"{path} must be {_KINDS_WANTED[error['type']]}, not {_input_in_error(error['input'])}"
+    # pydantic's "Input should be …", or the phrase of a ``MustBe``, whose reason stays at the end.
     wanted, colon, reason = error["msg"].replace("Input should be", "must be").partition(": ")
     return f"{path} {wanted}, not {_input_in_error(error['input'])}{colon}{reason}"
 
@@ -180,15 +195,3 @@ def _input_in_error(value: Any) -> str:
     if isinstance(value, float) or (type(value) is int and abs(value) < 2**63):
         return str(value)
     return _KIND_NAMES.get(type(value), type(value).__name__)
-
-
-_KINDS_WANTED = {
-    "dict_type": "an object",
-    "model_type": "an object",
-    "list_type": "a list",
-    "string_type": "a string",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-}
-_KIND_NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "an integer", type(None): "null"}

@@ -13,7 +13,7 @@ class DrainPayload(Body):
     """The body of ``drain``."""
 
     stop: bool = False
-    """Gives running attempts up, to play them again after `resume`, instead of waiting for their end."""
+    """True gives running attempts up, to play them again after `resume`; false waits for their end."""
 
 
 class SignInPayload(Body):

@@ -42,7 +42,7 @@ class MetaInfo(RewardStatistics):
     """Statistics of a delivery and its job, with those of the generator."""
 
     finished_groups: list[str]
-    """instance_id of each group delivered, filtered or failed since the last one."""
+    """instance_id of each group of this delivery, and of each that was filtered or failed since the last delivery."""
     delivery_id: str | None
     """Id to acknowledge; null if nothing was delivered."""
     job_id: NotRequired[str]
@@ -137,9 +137,9 @@ class DeliveryEntry(TypedDict):
     lease_expires_at: float | None
     """Time at which its groups become deliverable again without an acknowledgement."""
     groups: int
-    """How many groups."""
+    """Number of groups."""
     samples: int
-    """How many samples, dummies included."""
+    """Number of samples, dummies included."""
 
 
 class DeliveryPage(TypedDict):

@@ -1,4 +1,8 @@
-"""Generations on the wire: a prompt is the length of the prefix that it shares with the last sequence, and new ids."""
+"""Generations on the wire.
+
+A prompt is encoded as the number of leading ids that it shares with the previous generation (prompt and output), and
+its further ids.
+"""
 
 from __future__ import annotations
 
@@ -148,27 +152,29 @@ def joined_generations(entries: Sequence[GenerationEntry]) -> tuple[Generation, 
     """
     generations: list[Generation] = []
     last_ids: list[int] = []
-    total = 0
+    total_ids = 0
     last_images: tuple[str, ...] = ()
-    sent: tuple[str, ...] = ()
+    last_sent: tuple[str, ...] = ()
     for index, entry in enumerate(entries):
-        generation = _joined(entry, last_ids, last_images, sent, f"generations[{index}]")
+        generation = _joined(entry, last_ids, last_images, last_sent, f"generations[{index}]")
         generations.append(generation)
         last_ids = [*generation.prompt_ids, *generation.output_ids]
-        total += len(last_ids)
-        if total > MAX_GENERATION_IDS:
+        total_ids += len(last_ids)
+        if total_ids > MAX_GENERATION_IDS:
             raise InvalidPayloadError(f"generations hold more than {MAX_GENERATION_IDS} ids together")
-        last_images, sent = generation.images or (), _sent_images(generation)
+        last_images, last_sent = generation.images or (), _sent_images(generation)
     return tuple(generations)
 
 
 def _sent_images(generation: Generation) -> tuple[str, ...]:
+    """Returns the hashes of the images that were sent to the engine, as the prompt receipt names them."""
     return () if generation.prompt_receipt is None else generation.prompt_receipt.images
 
 
 def _joined_images(
     entry: GenerationEntry | PromptReceiptEntry, before: Sequence[str], where: str
 ) -> tuple[str, ...] | None:
+    """Returns all images of an entry; ``before`` are those of the previous generation."""
     if entry.images is None:
         return None
     if entry.keep_images > len(before):
@@ -179,13 +185,14 @@ def _joined_images(
 
 
 def _joined(
-    entry: GenerationEntry, last_ids: Sequence[int], last_images: Sequence[str], sent: Sequence[str], where: str
+    entry: GenerationEntry, last_ids: Sequence[int], last_images: Sequence[str], last_sent: Sequence[str], where: str
 ) -> Generation:
+    """Returns a generation with its whole prompt; ``last_sent`` are the sent images of the previous generation."""
     if entry.keep > len(last_ids):
         raise InvalidPayloadError(f"{where}.keep is {entry.keep}, but the generation before it has {len(last_ids)} ids")
     prompt_ids = [*last_ids[: entry.keep], *entry.prompt_ids]
     log_probs = entry.output_log_probs
-    if log_probs and max(log_probs) > 0:  # the log-prob of a certain token, rounded above 0
+    if log_probs and max(log_probs) > 0:  # rounding may raise the log-prob of a certain token above 0
         log_probs = [min(number, 0.0) for number in log_probs]
     return Generation(
         prompt_ids=prompt_ids,
@@ -202,14 +209,14 @@ def _joined(
         prompt_tokens=entry.prompt_tokens,
         cached_tokens=entry.cached_tokens,
         records={kind: RecordBytes(sha256) for kind, sha256 in entry.records.items()},
-        prompt_receipt=_receipt(entry.prompt_receipt, prompt_ids, sent, f"{where}.prompt_receipt"),
+        prompt_receipt=_receipt(entry.prompt_receipt, prompt_ids, last_sent, f"{where}.prompt_receipt"),
         engine_s=entry.engine_s,
         environment_s=entry.environment_s,
     )
 
 
 def _receipt(
-    entry: PromptReceiptEntry | None, ran_ids: Sequence[int], sent_images: Sequence[str], where: str
+    entry: PromptReceiptEntry | None, ran_ids: Sequence[int], last_sent: Sequence[str], where: str
 ) -> PromptReceipt | None:
     if entry is None:
         return None
@@ -224,32 +231,33 @@ def _receipt(
         check=entry.check,
         sent_ids=sent_ids,
         image_tokens=None if entry.image_tokens is None else tuple(entry.image_tokens),
-        images=_joined_images(entry, sent_images, where) or (),
+        images=_joined_images(entry, last_sent, where) or (),
         untrained_because=entry.untrained_because,
     )
 
 
 def record_hashes(generations: Iterable[Generation]) -> list[str]:
-    """Returns the token records that generations name, each once."""
-    return list(dict.fromkeys(one.sha256 for generation in generations for one in generation.records.values()))
+    """Returns the hashes of the token records that generations name, each once."""
+    records = (record for generation in generations for record in generation.records.values())
+    return list(dict.fromkeys(record.sha256 for record in records))
 
 
 def encode_generations(generations: Sequence[Generation]) -> list[dict[str, Any]]:
-    """Encodes each prompt as the length of the prefix shared with the previous sequence, plus new ids."""
+    """Encodes generations, each prompt as the number of ids shared with the previous generation and its further ids."""
     encoded: list[dict[str, Any]] = []
     last_ids: list[int] = []
     last_images: tuple[str, ...] = ()
-    sent: tuple[str, ...] = ()
+    last_sent: tuple[str, ...] = ()
     for generation in generations:
         keep = common_prefix_length(last_ids, generation.prompt_ids)
         entry = _encode_generation(generation, keep)
         if generation.images is not None:
             entry |= _encode_images(generation.images, last_images)
         if generation.prompt_receipt is not None and generation.prompt_receipt.images:
-            entry["prompt_receipt"] |= _encode_images(generation.prompt_receipt.images, sent)
+            entry["prompt_receipt"] |= _encode_images(generation.prompt_receipt.images, last_sent)
         encoded.append(entry)
         last_ids = [*generation.prompt_ids, *generation.output_ids]
-        last_images, sent = generation.images or (), _sent_images(generation)
+        last_images, last_sent = generation.images or (), _sent_images(generation)
     return encoded
 
 
@@ -274,7 +282,7 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
         "trained": None if generation.trained else False,
         "prompt_tokens": generation.prompt_tokens,
         "cached_tokens": generation.cached_tokens,
-        "records": {kind: one.sha256 for kind, one in generation.records.items()} or None,
+        "records": {kind: record.sha256 for kind, record in generation.records.items()} or None,
         "prompt_receipt": None if receipt is None else _encode_receipt(receipt, generation.prompt_ids),
         "engine_s": None if generation.engine_s is None else round(generation.engine_s, 4),
         "environment_s": None if generation.environment_s is None else round(generation.environment_s, 4),
@@ -288,7 +296,7 @@ def _encode_generation(generation: Generation, keep: int) -> dict[str, Any]:
 
 
 def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str, Any]:
-    """Encodes the receipt; sent ids without the beginning and end that they share with the prompt."""
+    """Encodes a receipt; of the sent ids only those between the beginning and end that they share with the prompt."""
     entry: dict[str, Any] = {"check": receipt.check.value}
     if receipt.image_tokens is not None:
         entry["image_tokens"] = list(receipt.image_tokens)

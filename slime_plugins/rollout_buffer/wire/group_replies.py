@@ -15,7 +15,7 @@ class GroupEntry(TypedDict):
     """A group and the rewards of its members."""
 
     group_index: int
-    """As in a delivered item."""
+    """Number of the group, as in a delivered item."""
     epoch: int
     """Epoch of the input, from 0."""
     position: int | None
@@ -50,7 +50,7 @@ class GroupPage(TypedDict):
     job_id: str
     """The job's id."""
     group_size: int
-    """Slots of the group."""
+    """Slots of each group."""
     groups: list[GroupEntry]
     """Last changed first."""
     next_cursor: str | None
@@ -63,7 +63,7 @@ class FailedAttempt(TypedDict):
     uid: str
     """Uid that its trajectory would have had, as in logs and traces."""
     group_index: int
-    """As in a delivered item."""
+    """Number of the group, as in a delivered item."""
     epoch: int
     """Epoch of the input, from 0."""
     instance_id: str

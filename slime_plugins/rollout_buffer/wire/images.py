@@ -11,6 +11,7 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Image, Message
 
 IMAGE_URL_PREFIX = "sha256:"
+"""A URL of this prefix and a hash names a stored image."""
 RECORDS_TYPE = "application/x-token-records"
 """Media type of token records, which are stored and fetched like screenshots."""
 _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
@@ -21,34 +22,41 @@ _MEDIA_TYPE_BY_MAGIC = (
     (b"RIFF", "image/webp"),
     (RECORDS_MAGIC, RECORDS_TYPE),
 )
+_SHOWS_IMAGE = b'"url":"sha256:'
+_STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
+
+ImageSpot = tuple[int, int, str]
+"""A screenshot's URL in a stored payload: its start, its end, and the hash."""
 
 
-def take_images_out(message: Message, came: dict[str, Image], shown: dict[str, None], where: str) -> Message:
-    """Returns the message with hashes in place of inline screenshots, which are added to ``came``; adds the hashes of
-    all its screenshots to ``shown``."""
+def take_images_out(message: Message, inline: dict[str, Image], hashes: dict[str, None], where: str) -> Message:
+    """Returns the message with hashes in place of inline screenshots, which are added to ``inline`` by hash.
+
+    The hashes of all its screenshots are added to ``hashes``, an ordered set.
+    """
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    return {**message, "content": [_take_image_out(part, came, shown, where) for part in content]}
+    return {**message, "content": [_take_image_out(part, inline, hashes, where) for part in content]}
 
 
-def _take_image_out(part: Any, came: dict[str, Image], shown: dict[str, None], where: str) -> Any:
+def _take_image_out(part: Any, inline: dict[str, Image], hashes: dict[str, None], where: str) -> Any:
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return part
-    named = part.get("image_url")
-    url = named.get("url") if isinstance(named, dict) else None
+    image_url = part.get("image_url")
+    url = image_url.get("url") if isinstance(image_url, dict) else None
     if not isinstance(url, str):
         return part
     if url.startswith("data:"):
         image = decode_data_uri(url, where)
-        came[image.sha256] = image
+        inline[image.sha256] = image
         url = IMAGE_URL_PREFIX + image.sha256
         part = {**part, "image_url": {**part["image_url"], "url": url}}
     if url.startswith(IMAGE_URL_PREFIX):
         sha256 = url.removeprefix(IMAGE_URL_PREFIX)
         if not is_sha256(sha256):
             raise InvalidPayloadError(f"{where}: an image is named sha256: and 64 digits in lower-case hex")
-        shown[sha256] = None
+        hashes[sha256] = None
     return part
 
 
@@ -82,23 +90,15 @@ def image_media_type(data: bytes) -> str | None:
     return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
 
 
-_SHOWS_IMAGE = b'"url":"sha256:'
-_STORED_IMAGE = re.compile(rb'"url":"sha256:([0-9a-f]{64})"')
-
-
 def shows_images(body: bytes) -> bool:
     """Returns False if a stored payload certainly has no screenshots; a quick test."""
     return _SHOWS_IMAGE in body
 
 
-ImageSpot = tuple[int, int, str]
-"""A screenshot's URL in a stored payload: its start, its end, and the hash."""
-
-
 def image_spots(body: bytes) -> list[ImageSpot]:
     """Returns the positions of screenshots in a stored payload, in order.
 
-    The quotes cannot be forged from inside a message's text: there they are escaped.
+    A message's text cannot contain the pattern, because its quotes are escaped.
     """
     if not shows_images(body):
         return []

@@ -50,7 +50,7 @@ class ItemFields(WireRecord):
     """Rewards of turns: one finite number for each trained generation or, without generations, for each trained
     assistant message; absent if unknown."""
     token_rewards: list[list[Reward] | None] | None = None
-    """Additional rewards of tokens: for each of those turns null, or a number for each output id."""
+    """Additional rewards of tokens: for each rewarded turn null, or a number for each output id."""
     extra_info: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the generator; `finish_reason: length` means truncated."""
     generations: GenerationEntries | None = None
@@ -92,7 +92,7 @@ def checked_turn_rewards(
     """Returns ``turn_rewards`` and ``token_rewards`` of an object, checked against the trained turns of the trajectory.
 
     Raises:
-        InvalidPayloadError: a value is no list, an entry is no reward, or a turn (or token) has not one entry.
+        InvalidPayloadError: a value is no list, an entry is no reward, or a turn or token has no entry or several.
     """
     if fields.get("turn_rewards") is None and fields.get("token_rewards") is None:
         return None, None
@@ -109,5 +109,5 @@ def checked_turn_rewards(
 def trained_turns(messages: Sequence[Message], generations: Sequence[Generation]) -> list[int | None]:
     """Returns the number of sampled tokens of each trained turn; None for turns without recorded generations."""
     if generations:
-        return [len(one.output_ids) for one in generations if one.trained]
-    return [None for one in messages if one.get("role") == "assistant" and one.get("step_loss_mask", 1) == 1]
+        return [len(generation.output_ids) for generation in generations if generation.trained]
+    return [None for reply in messages if reply.get("role") == "assistant" and reply.get("step_loss_mask", 1) == 1]

@@ -31,7 +31,7 @@ class Explanation:
     code: str
     """Stable code for programs."""
     severity: Severity
-    """`stopped`: needs intervention; `wait`: ends without; `ended`: cancelled by request."""
+    """`stopped`: needs intervention; `wait`: ends without intervention; `ended`: cancelled by request."""
     message: str
     """A sentence that states the fact."""
     advice: str = ""
@@ -97,7 +97,7 @@ class Job(JobProgress):
     prompt_findings: list[str]
     """Findings on how the engine changes prompts ([fidelity](fidelity.md)); each completes "the engine …"."""
     bias: list[BiasRow]
-    """Trained against submitted, of the newest groups that are over; empty while they have fewer than 16 members."""
+    """Trained against submitted members of the newest closed groups; empty while these have fewer than 16 members."""
     causes: dict[str, Any]
     """Why groups were filtered or failed: state, cause, count."""
 
@@ -108,9 +108,8 @@ class JobDetails(Job):
     settings: dict[str, Any]
     """What the job keeps of its start payload, with `***` for passwords and keys."""
     devices: dict[str, Any] | None
-    """The last report on its devices, `age_s` seconds old: the farm's name `pool`, who waits, and for
-    each of `devices` its state, last error, counters and times; `unreachable` says why there are none.
-    """
+    """The last report on its devices, `age_s` seconds old: the name of the device `pool`, the waiting runners, and
+    state, last error, counters and times of each of `devices`; `unreachable` says why there are none."""
 
 
 class Jobs(TypedDict):
@@ -188,7 +187,7 @@ class JobExplanation(TypedDict):
 
 
 class CountedColumns(TypedDict):
-    """What is counted in each bucket of time: 0 where nothing happened."""
+    """Counts for each bucket of time: 0 where nothing happened."""
 
     episodes: list[int]
     """Trajectories that were stored."""
@@ -211,7 +210,7 @@ class CountedColumns(TypedDict):
 
 
 class MeasuredColumns(TypedDict):
-    """What is measured in each bucket of time: null where nothing happened."""
+    """Measures for each bucket of time: null where nothing happened."""
 
     reward_mean: list[float | None]
     """Mean reward."""
@@ -252,7 +251,7 @@ class Series(TypedDict):
     job_id: str
     """The job's id."""
     until: float
-    """Now, or when the job ended: the last bucket is as long as from its start to there."""
+    """Now, or when the job ended: the last bucket ends there."""
     width_s: int
     """Seconds of a bucket."""
     columns: SeriesColumns

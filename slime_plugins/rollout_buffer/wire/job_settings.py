@@ -1,6 +1,6 @@
-"""The settings of a job: input, sampling, rules for groups, limits, with their meaning, default and bounds.
+"""The settings of a job (input, sampling, rules for groups, limits) with their meanings, defaults and bounds.
 
-Defaults that the rules on stored jobs need as well are in ``rules.stored_settings``.
+Defaults that rules for stored jobs need as well are in ``rules/stored_settings.py``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from slime_plugins.rollout_buffer.types import DEFAULT_TEMPERATURE, SamplingPara
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_COUNT, Count, Number, Ratio
 
 EXTERNAL_TASK_TYPE = "external"
+"""Task type of jobs without a generator: programs write their items over HTTP."""
 MAX_ATTEMPTS = 100
-"""Limit of the attempts at one slot, retries after it was given up included."""
+"""Limit of the attempts at one slot, including retries of a slot that was given up."""
 AUTO: Final = "auto"
+"""Value of ``num_process`` that lets the runner adapt the number of concurrent episodes."""
 FIXED_NUM_PROCESS: Final = 100
+"""Default of ``num_process``."""
 MAX_GROUP_SIZE: Final = 4096
 """Limit of ``num_repeat_per_sample``."""
 DEFAULT_MAX_NEW_TOKENS: Final = 4096
@@ -46,7 +49,7 @@ class SamplingPayload(BaseModel):
     max_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
     """Cap of one generation, in tokens, by the name slime uses."""
     max_new_tokens: Annotated[Count, Field(ge=1, le=10_000_000)] | None = None
-    """The same by the name SGLang uses; it comes first."""
+    """The same by the name SGLang uses; it takes precedence over `max_tokens`."""
     temperature: Annotated[Number, Field(ge=0, le=100)] = DEFAULT_TEMPERATURE
     """Sampling temperature."""
     top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
@@ -110,17 +113,17 @@ class JobSettings(BaseModel):
     stop_hopeless_groups: bool = False
     """Ends the running attempts of a group that must fail because too many of its slots were given up."""
     stop_after_failures: Annotated[Count, Field(ge=0, le=MAX_COUNT)] = 16
-    """A job fails after so many consecutive attempts, of at least two instances, with one error code. 0: never."""
+    """A job fails after this many failures in a row, of two or more instances, with one error code. 0: never."""
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ahead
     """New groups wait while this many are played, ready or leased. None is unlimited."""
     max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ready
     """New groups wait while this many are ready. None is unlimited; slime's trainer sends the groups of a rollout."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = DEFAULTS.max_weight_version_lag
-    """A group is stale if a member was sampled by weights that are more versions behind. None is unlimited."""
+    """A group is stale if a member was sampled by weights more than this many versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = DEFAULTS.staleness_policy
     """How the lag is limited: later starts, `drop`, or only a `flag`. Default: `admit` for played jobs, else `drop`."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = DEFAULTS.pause_when_idle_s
-    """A job with undelivered groups is paused after so long without a poll; the next poll resumes it. None: never."""
+    """A job with undelivered groups is paused after this time without a poll; the next poll resumes it. None: never."""
 
     @model_validator(mode="after")
     def _has_ordered_concurrency_limits(self) -> Self:
@@ -128,8 +131,8 @@ class JobSettings(BaseModel):
             raise ValueError("num_process_min: it is larger than num_process_max")
         return self
 
-    def places(self) -> int:
-        """Returns ``num_process`` as a number, which is its default for ``auto``."""
+    def fixed_num_process(self) -> int:
+        """Returns ``num_process`` as a number; for ``auto`` this is the default."""
         return FIXED_NUM_PROCESS if self.num_process == AUTO else int(self.num_process)
 
     @property
@@ -138,7 +141,11 @@ class JobSettings(BaseModel):
         return dict(self.model_extra or {})
 
     def sampling(self) -> SamplingParams:
-        """Returns the sampling parameters; the cap is ``max_new_tokens``, else ``max_tokens`` there, else the job's."""
+        """Returns the sampling parameters for the engine.
+
+        The cap of tokens is the first that is set: ``max_new_tokens`` or ``max_tokens`` of ``sampling_params``, then
+        ``max_tokens`` of the job.
+        """
         params = self.sampling_params
         cap = params.max_new_tokens or params.max_tokens or self.max_tokens or DEFAULT_MAX_NEW_TOKENS
         return SamplingParams(

@@ -13,22 +13,22 @@ MAX_WAIT_S = 300
 
 
 class PollPayload(Body):
-    """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as it always did."""
+    """The body of ``get_rollout_data``; ``{}`` pops everything that is ready, as in slime's buffer."""
 
     job_id: Identifier | None = None
-    """The job; may be left out while only one job has groups to deliver."""
+    """The job; may be left out while only one has groups to deliver."""
     batch_size: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
     """Maximum number of samples, rounded down to whole groups; at least one group, then with a `meta_info.note`."""
     max_groups: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = None
     """Maximum number of groups; without either limit all ready groups."""
     wait_s: Annotated[Number, Field(ge=0, le=MAX_WAIT_S)] = 0.0
-    """Maximum time to wait for a ready group, in seconds."""
+    """Maximum seconds to wait for a ready group."""
     lease_s: Annotated[Number, Field(gt=0, le=7 * 86400)] | None = None
-    """Leases the groups for so many seconds; not acknowledged, they are delivered again. Default: no lease."""
+    """Lease of the groups in seconds; without an ack they are then delivered again. Default: no lease."""
     ack: Annotated[list[Identifier], Field(max_length=10_000)] = Field(default=[])
     """Deliveries to acknowledge before groups are taken."""
     consumer_id: Identifier | None = None
-    """Id of the client, whose polls may overlap; goes with `poll_id`."""
+    """Id of the client, given with `poll_id`; polls may overlap."""
     poll_id: Identifier | None = None
     """Id of this poll: a repeated (`consumer_id`, `poll_id`) gets the same delivery."""
     images: Literal["inline", "hash"] = "inline"
@@ -39,8 +39,8 @@ class PollPayload(Body):
     """The trainer's newest weight version. Staleness is relative to it, or to the engine's version if that is newer."""
 
     @property
-    def knows_dummies(self) -> bool:
-        """Returns True if members with ``remove_sample`` may be in the reply."""
+    def takes_dummies(self) -> bool:
+        """True if members with ``remove_sample`` may be in the reply."""
         return self.lease_s is not None if self.dummies is None else self.dummies
 
     @model_validator(mode="after")
@@ -63,7 +63,7 @@ class AckPayload(Body):
     @model_validator(mode="after")
     def _names_a_delivery(self) -> AckPayload:
         if self.delivery_id is None and not self.delivery_ids:
-            raise ValueError("delivery_id is missing: the one that get_rollout_data gave in meta_info")
+            raise ValueError("delivery_id is missing: it is in the meta_info of get_rollout_data's reply")
         return self
 
     @property

@@ -11,9 +11,12 @@ from slime_plugins.rollout_buffer.types import GroupState, Outcome, StopReason
 from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identifier, Number
 
 MAX_KEY = 2**63 - 1
+"""The largest integer of a database column."""
 
 
 def _cursor_of(pattern: str) -> AfterValidator:
+    """Returns a validator of cursors that match the pattern."""
+
     def check(value: str) -> str:
         if re.fullmatch(pattern, value) is None:
             raise ValueError("it is no next_cursor of this list: leave it out for the first page")
@@ -56,7 +59,7 @@ class TrajectoryFilters(PageQuery):
     """Only trajectories with this text in uid or instance id, ignoring the case of ASCII letters."""
 
     @model_validator(mode="after")
-    def _has_ranges(self) -> Self:
+    def _has_ordered_ranges(self) -> Self:
         for name in ("reward", "version"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low is not None and high is not None and low > high:

@@ -27,9 +27,9 @@ from slime_plugins.rollout_buffer.types import MAX_EXACT_INTEGER
 from slime_plugins.rollout_buffer.wire.checks import MAX_IDENTIFIER, checked_identifier
 
 MAX_NESTING = 100
-"""Deepest nesting of a job's settings, and of bodies to the gateway and to rollout servers: JSON can hold it."""
+"""Deepest nesting of a job's settings, and of bodies to the gateway and to rollout servers."""
 MAX_COUNT = 1_000_000_000
-"""Bound of numbers that would otherwise have none: far above any use, and within what JSON and SQLite hold."""
+"""Bound of numbers without a bound of their own: far above any use, and exact in JSON and SQLite."""
 
 
 def _no_bool(value: Any) -> Any:
@@ -54,7 +54,7 @@ def _http_url(value: str) -> str:
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and not any(map(str.isspace, value))
-    except ValueError:  # its text would show a password in the address
+    except ValueError:  # the text of this error may contain a password of the address
         is_url = False
     if not is_url:
         raise ValueError("must be a URL like http://host:port")
@@ -77,7 +77,7 @@ Identifier = Annotated[
 
 
 class Body(BaseModel):
-    """What a caller sends where every key is known; another key is refused as a misspelling."""
+    """Base of bodies and queries. Any key that is not a field is refused as a misspelling."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=False, use_attribute_docstrings=True)
 
@@ -86,16 +86,16 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(model: type[Model], body: Mapping[str, Any]) -> Model:
-    """Builds the record from a JSON object.
+    """Builds a record from a JSON object.
 
     Raises:
-        InvalidPayloadError: one sentence for each invalid field, of up to ten.
+        InvalidPayloadError: a field is invalid; the message has a sentence for each of the first ten.
     """
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        found = validation_messages(error, model.model_fields)
-        raise InvalidPayloadError("; ".join(found[:10]), {"errors": found[:100]}) from error
+        sentences = validation_messages(error, model.model_fields)
+        raise InvalidPayloadError("; ".join(sentences[:10]), {"errors": sentences[:100]}) from error
     except RecursionError as error:
         raise InvalidPayloadError("the body is nested too deeply") from error
 

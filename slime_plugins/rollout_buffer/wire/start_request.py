@@ -21,7 +21,9 @@ from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, J
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUrl, Identifier, parts_of
 
 MAX_SKIPPED = 5_000_000
+"""Entries of a skip list."""
 MAX_INLINE_INSTANCES = 1_000_000
+"""Instances in the body of a start."""
 MAX_GROUPS = 2_000_000
 """Groups of one job: instances times epochs."""
 MAX_SETTINGS_ELEMENTS = 10_000
@@ -31,10 +33,17 @@ MAX_SETTINGS_BYTES = 256 * 1024
 TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
 LISTS = frozenset({"instances", "skip_instance_ids"})
 """Keys that are stored apart from the settings and have their own limits."""
+SHORT_NAMES: Final = {
+    "engine_url": "remote_engine_url",
+    "samples": "num_repeat_per_sample",
+    "tokenizer": "tokenizer_path",
+}
+"""Short names of keys, as on the command line, and slime's names of the same keys."""
 ROUTES_OF_A_JOB = (
     *("cancel", "pause", "resume", "drain", "deliveries", "explanation", "groups", "series"),
     *("attempts", "mismatch", "trainer_rows", "buffer/write"),
 )
+"""Routes that follow the id of a job in a path: no id may end in one of them."""
 
 ENGINES_OWN = (
     "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
@@ -43,19 +52,19 @@ ENGINES_OWN = (
     "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids", "structural_tag",
     "top_k",
 )  # fmt: skip
-"""Sampling parameters of the engine that slime does not have, to suggest corrections of misspelt ones."""
+"""Sampling parameters of the engine that slime lacks; a key that resembles one of them is refused as misspelt."""
 SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty")
-"""Sampling parameters that are certainly misplaced outside of ``sampling_params``."""
+"""Keys that can only be sampling parameters: outside of ``sampling_params`` they are refused."""
 GATEWAYS_OWN = ("pin_sampling_params", "message_matching")
-"""Options of the gateway that resemble a field, or are easily misspelt."""
+"""Options of the gateway that are known keys here, so that they are not taken for a misspelt field."""
 
 
 def _nameable(value: str) -> str:
-    """Refuses ids that are ambiguous in URLs: clients resolve dots in paths, and routes follow the id."""
+    """Refuses ids that are ambiguous in URLs, because clients resolve dots in paths, and routes follow the id."""
     segments = value.split("/")
     if "." in segments or ".." in segments:
         raise ValueError("must not have . or .. between slashes: no URL can name it")
-    if route := next((one for one in ROUTES_OF_A_JOB if value.endswith(f"/{one}")), None):
+    if route := next((route for route in ROUTES_OF_A_JOB if value.endswith(f"/{route}")), None):
         raise ValueError(f"must not end in /{route}: that is a route")
     return value
 
@@ -95,29 +104,21 @@ def _canonical(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-SHORT_NAMES: Final = {
-    "engine_url": "remote_engine_url",
-    "samples": "num_repeat_per_sample",
-    "tokenizer": "tokenizer_path",
-}
-"""Short names, as on the command line, and slime's names of the same keys."""
-
-
 class StartPayload(JobSettings):
     """The body of ``start_rollout``: the settings of the job, its input, and how it starts."""
 
     instances: Annotated[list[dict[str, Any]], PlainValidator(_lines), _LINES_SCHEMA] | None = None
-    """The lines of the input, if the buffer host cannot read the trainer's file."""
+    """The input's lines, if the buffer host cannot read the trainer's file."""
     remote_engine_url: HttpUrl | None = None
     """Address of the trainer's SGLang router; not needed for `external`. Short name: `engine_url`."""
     remote_buffer_url: HttpUrl | None = None
     """Ignored: the address to which slime's generators write."""
     skip_instance_ids: Annotated[list[str | int], PlainValidator(_skipped), _SKIPPED_SCHEMA] | None = None
-    """Ids of instances that the trainer has consumed: each entry skips one epoch of that instance, from the first."""
+    """Ids of consumed instances: each entry skips one epoch of its instance, from the first."""
     job_id: JobName | None = None
-    """Id of the job. Default: derived from the payload."""
+    """Id of the job. Default: that of an open or failed job of this payload, else new."""
     fresh: bool = False
-    """Starts a new job: one with that id is cancelled and renamed, unless it waits for a trainer and this is one."""
+    """Starts a new job; a job of this id is cancelled and renamed. A trainer takes over a job that waits."""
     start_id: Identifier | None = None
     """Id of this start: a call that repeats it changes nothing, even with ``fresh``."""
     retry_given_up: bool = False
@@ -208,23 +209,23 @@ class StartPayload(JobSettings):
 
     @property
     def has_input(self) -> bool:
-        """Returns True if the payload has an input."""
+        """True if the payload has an input."""
         return self.input_file is not None or self.instances is not None
 
     @property
     def is_trainers(self) -> bool:
-        """Returns True if a trainer starts the job: its payload has a skip list, possibly empty."""
+        """True if a trainer starts the job: its payload has a skip list, possibly empty."""
         return self.skip_instance_ids is not None
 
     @functools.cached_property
     def identity(self) -> str:
         """The digest of the payload: payloads with the same digest are the same job.
 
-        Canonical JSON is hashed line by line, so that other threads run in between if there are a million lines.
+        Canonical JSON is hashed instance by instance, so that other threads run in between.
         """
         content = {**self.settings(), **self.options, "instances": self.instances}
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
-        content["group_timeout_seconds"] = 300.0  # constant: older jobs have it in their digest, and are still found
+        content["group_timeout_seconds"] = 300.0  # a constant, as in the digests of older jobs
         digest = hashlib.sha256()
         for at, (key, value) in enumerate(sorted(content.items())):
             digest.update(b"," if at else b"{")

@@ -34,7 +34,7 @@ class Error(WireRecord):
 
 
 class InvalidReplyError(ValueError):
-    """A reply is not what the protocol says: it is probably not from a rollout buffer."""
+    """A reply does not follow the protocol; it is probably not from a rollout buffer."""
 
 
 class StartReply(WireRecord):
@@ -62,10 +62,10 @@ class StartReply(WireRecord):
 class RolloutItem:
     """One delivered member of a group, as the trainer sees it.
 
-    ``group_index`` is one integer per (job, epoch, instance). ``weight_version`` is the oldest that sampled some of its
-    tokens, None when it is unknown. ``remove_sample`` marks a dummy that stands for a member that could not be played.
-    ``error`` is set when this one item came malformed: it is then a dummy as well, and the rest of the delivery is not
-    affected. ``raw`` is the item exactly as it came over the wire.
+    ``group_index`` is one integer per (job, epoch, instance). ``weight_version`` is the oldest version that sampled
+    some of its tokens, None if unknown. ``remove_sample`` marks a dummy in place of a member that could not be played.
+    ``error`` is set if this item was malformed: it is then a dummy as well, and the other items are not affected.
+    ``raw`` is the item as it was received.
     """
 
     uid: str
@@ -90,14 +90,14 @@ class RolloutItem:
 
 
 class _Groups(WireRecord):
-    """Groups of a delivery before their items are checked."""
+    """The groups of a delivery, whose items are not checked yet."""
 
     data: list[Any]
     meta_info: dict[str, Any] = Field(default_factory=dict)
 
 
 class _PollReply(WireRecord):
-    """A reply to ``get_rollout_data``, as far as it concerns all its items."""
+    """A reply to ``get_rollout_data``, whose items are not checked yet."""
 
     success: bool
     message: str = ""
@@ -106,7 +106,7 @@ class _PollReply(WireRecord):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutData:
-    """One reply to ``get_rollout_data``. ``success`` is false when nothing was ready; ask again then."""
+    """One reply to ``get_rollout_data``. ``success`` is False if no group was ready: poll again later."""
 
     success: bool
     message: str
@@ -131,7 +131,7 @@ class RolloutData:
 
 
 def decode_start_reply(reply: Any) -> StartReply:
-    """Checks the reply to ``start_rollout``; raises ``InvalidReplyError`` if it is something else."""
+    """Checks the reply to ``start_rollout``; raises ``InvalidReplyError`` if it does not follow the protocol."""
     try:
         return checked(StartReply.model_validate, reply, "the buffer's reply to start_rollout")
     except InvalidPayloadError as error:
@@ -142,17 +142,17 @@ def decode_rollout_data(reply: Any) -> RolloutData:
     """Checks a reply to ``get_rollout_data``. One malformed item becomes an item with ``error``.
 
     Raises:
-        InvalidReplyError: the reply itself is not what the protocol says.
+        InvalidReplyError: the reply, apart from its items, does not follow the protocol.
     """
     try:
-        found = checked(_PollReply.model_validate, reply, "the buffer's reply")
+        poll_reply = checked(_PollReply.model_validate, reply, "the buffer's reply")
     except InvalidPayloadError as error:
         raise InvalidReplyError(error.message) from error
     return RolloutData(
-        success=found.success,
-        message=found.message,
-        items=tuple(decode_item(item, position) for position, item in enumerate(found.data.data)),
-        meta_info=found.data.meta_info,
+        success=poll_reply.success,
+        message=poll_reply.message,
+        items=tuple(decode_item(item, position) for position, item in enumerate(poll_reply.data.data)),
+        meta_info=poll_reply.data.meta_info,
     )
 
 

@@ -9,12 +9,15 @@ from pydantic import Field
 from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identifier
 
 MAX_ROWS = 1000
+"""Rows of one report."""
 MAX_TOKENS = 1_000_000
+"""Trained tokens of one row."""
 MAX_FLOAT32 = 3.4e38
 
 
 class ReportedRow(Body):
-    """The trainer's values for one training row. Only the rows with a number that is not finite are refused."""
+    """The trainer's values for one training row. A row with a number that is not finite is refused; the other rows of
+    the report are stored."""
 
     uid: Identifier
     """Id of the trajectory."""
@@ -37,7 +40,7 @@ class ReportedRow(Body):
         for name in ("advantage", "entropy", "loss_share"):
             _check(name, getattr(self, name))
         for at, value in enumerate(self.log_probs or ()):
-            if not abs(value) <= MAX_FLOAT32:
+            if not abs(value) <= MAX_FLOAT32:  # also for NaN; names are built for wrong values only, which saves time
                 _check(f"log_probs[{at}]", value)
 
 
@@ -47,7 +50,7 @@ def _check(name: str, value: float | None, low: float = -MAX_FLOAT32, high: floa
 
 
 class TrainerReport(Body):
-    """The body of `trainer_rows`: what the trainer computed of the rows of a step."""
+    """The body of `trainer_rows`: the trainer's values for the rows of a step."""
 
     rows: Annotated[list[ReportedRow], Field(min_length=1, max_length=MAX_ROWS)]
     """The rows; a repeated row replaces the earlier report."""

@@ -39,7 +39,7 @@ class GroupMember(TypedDict):
     sampled_tokens: int | None
     """Number of sampled tokens; null if unknown."""
     generate_s: float | None
-    """Seconds it waited for the engine."""
+    """Seconds for which it waited for the engine."""
     played_s: float | None
     """Seconds of all its phases."""
     oldest_version: int | None
@@ -60,7 +60,7 @@ class TrajectoryEntry(GroupMember):
     group_state: str | None
     """State of its group; null when it has none."""
     group_index: int | None
-    """As in a delivered item."""
+    """Number of the group, as in a delivered item."""
     delivery_id: str | None
     """Id of the delivery of its group."""
     body_bytes: int
@@ -91,17 +91,17 @@ class TrajectorySummary(TypedDict):
     trajectories: int
     """Number of trajectories."""
     reward_mean: float | None
-    """Mean reward; null without trajectories, as the following fields."""
+    """Mean reward; this and the following fields are null without trajectories."""
     reward_min: float | None
     """Lowest reward."""
     reward_max: float | None
     """Highest reward."""
     success: float | None
-    """Share with success 1, of those that reported one."""
+    """Share of trajectories with success 1, among those whose success is known."""
     turns: float | None
-    """Mean turns."""
+    """Mean number of turns."""
     sampled_tokens: int | None
-    """All sampled tokens."""
+    """Number of sampled tokens of all trajectories."""
     played_s: float | None
     """Mean seconds of an episode."""
     bin_width: float
@@ -114,7 +114,7 @@ class FoundText(TypedDict):
     """Where a trajectory has the text that was searched."""
 
     turn: int
-    """The first turn that has it, from 1."""
+    """The first turn that has the text, from 1."""
     role: str
     """Role of the message with the text."""
     before: str
@@ -124,7 +124,7 @@ class FoundText(TypedDict):
     after: str
     """The text after it."""
     places: int
-    """Number of texts of the trajectory that contain it."""
+    """Number of texts of the trajectory that contain the searched text."""
 
 
 class SearchHit(TrajectoryEntry, FoundText):
@@ -165,7 +165,7 @@ class StoredTrajectory(TrajectoryEntry):
     turn_rewards: NotRequired[list[float]]
     """Reward of each trained turn, in order; absent if unknown."""
     token_rewards: NotRequired[list[list[float] | None]]
-    """Additional rewards of the sampled tokens of each trained turn; null for a turn without."""
+    """Additional rewards of the sampled tokens of each trained turn; null for a turn without them."""
     generations: NotRequired[list[GenerationEntry]]
     """Token ids and log-probabilities as sampled."""
     images: NotRequired[list[str]]
@@ -177,10 +177,10 @@ class StoredTrajectory(TrajectoryEntry):
 
 
 class DescribedRows(TypedDict):
-    """How generations became training rows, and the tokens of one row."""
+    """The training rows that generations became, and the tokens of one row."""
 
     contexts: list[dict[str, Any]]
-    """For each generation: how its prompt continued the one before."""
+    """For each generation: how its prompt continued the previous generation."""
     rows: list[dict[str, Any]]
     """Each training row: tokens, trained, generations."""
     row: int
@@ -259,7 +259,7 @@ class RefusedRow(TypedDict):
     uid: str
     """Uid in the report."""
     row: int
-    """Row in the report."""
+    """Number of the row in the report."""
     reason: str
     """Why the row was refused."""
 
@@ -281,7 +281,7 @@ class MeanGap(TypedDict):
     mean: float
     """Mean difference."""
     max: float
-    """The largest."""
+    """The largest difference."""
 
 
 class TurnMismatch(MeanGap):
@@ -333,7 +333,7 @@ class Mismatch(TypedDict):
     mean: float | None
     """Mean over all compared tokens of the job; null without any."""
     max: float | None
-    """The largest of them."""
+    """The largest difference of a compared token; null without any."""
     by_turn: list[TurnMismatch]
     """By turn of the conversation."""
     by_weight_lag: list[LagMismatch]

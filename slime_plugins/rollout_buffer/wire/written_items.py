@@ -1,4 +1,4 @@
-"""Items as programs write them, their checks, and items as they are stored."""
+"""Items as programs write them, with their checks, and items as they are stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ MESSAGE_KEYS = frozenset(
         "refusal", "step_loss_mask",
     }
 )  # fmt: skip
-"""Keys that chat templates and loss masks read; a message may have others."""
+"""Keys that chat templates and loss masks read; a message may have other keys."""
 IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
+"""A message without content must have one of these keys."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "observation", "ipython", "model"})
-"""Common roles, to suggest corrections of misspelt ones. Other roles are accepted: the chat template decides."""
+"""Common roles. A role that resembles one of them is refused as misspelt; other roles are for the chat template."""
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -107,19 +108,19 @@ class WrittenItemBody(WrittenRecord, ItemFields):
     @model_validator(mode="after")
     def _names_its_weights_where_its_tokens_are(self) -> WrittenItemBody:
         if (self.model_extra or {}).get("weight_version") is not None and not self.generations:
-            raise ValueError(".weight_version stands in each of its generations, and it has none")
+            raise ValueError(".weight_version belongs into each of its generations, and it has none")
         return self
 
-    def kept_extra_info(self) -> dict[str, Any]:
+    def stored_extra_info(self) -> dict[str, Any]:
         """Returns ``extra_info`` with the writer's own keys of the item, without keys that the buffer sets itself."""
-        own = (self.model_extra or {}).items()
-        kept = {key: value for key, value in own if key not in Item.model_fields} | self.extra_info
-        if self.tools is not None:  # the trainer shows them to the chat template
-            kept["tools"] = self.tools
+        own_keys = (self.model_extra or {}).items()
+        stored = {key: value for key, value in own_keys if key not in Item.model_fields} | self.extra_info
+        if self.tools is not None:  # the trainer passes them to the chat template
+            stored["tools"] = self.tools
         truncated = self.extra_info.get("finish_reason") == "length"
         outcome = self.outcome or (Outcome.TRUNCATED if truncated else Outcome.COMPLETED)
         stop_reason = self.stop_reason or (StopReason.MAX_TOKENS if truncated else StopReason.STOP)
-        return {**kept, "outcome": Outcome(outcome).value, "stop_reason": stop_reason.value}
+        return {**stored, "outcome": Outcome(outcome).value, "stop_reason": stop_reason.value}
 
 
 class ItemOfJob(WrittenItemBody):
@@ -166,26 +167,26 @@ class WrittenItem:
         return self.body["timings_s"]  # type: ignore[no-any-return]  # as above
 
 
-def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str, Image] | None = None) -> WrittenItem:
-    """Checks one item of a ``/buffer/write`` body and takes the images out of its messages.
+def decode_written_item(written: Any, *, where: str = "item", images: Mapping[str, Image] | None = None) -> WrittenItem:
+    """Checks one item of a ``/buffer/write`` body and replaces the screenshots in its messages by hashes.
 
-    ``images`` are screenshots that were taken out of the body already, by hash.
+    ``images`` are screenshots that were taken out of the body before it was parsed, by hash.
 
     Raises:
         InvalidPayloadError: names the key that is missing or wrong, and what it should be.
     """
-    item = checked(WrittenItemBody.model_validate, entry, where)
+    item = checked(WrittenItemBody.model_validate, written, where)
     generations = joined_generations(item.generations or ())
-    turn_rewards = checked_turn_rewards(entry, item.messages, generations, where)
-    extra_info = item.kept_extra_info()
+    turn_rewards = checked_turn_rewards(written, item.messages, generations, where)
+    extra_info = item.stored_extra_info()
     id_lists = [ids for entry in item.generations or () for ids in (entry.prompt_ids, entry.output_ids)]
-    came = dict(images or {})
-    shown: dict[str, None] = {}
+    inline = dict(images or {})
+    hashes: dict[str, None] = {}
     body = {
-        "messages": [take_images_out(message, came, shown, f"{where}.messages") for message in item.messages],
+        "messages": [take_images_out(message, inline, hashes, f"{where}.messages") for message in item.messages],
         "extra_info": extra_info,
         "generations": encode_generations(generations),
-        "images": list(shown),
+        "images": list(hashes),
         "timings_s": item.timings_s,
         **encode_turn_rewards(*turn_rewards),
     }
@@ -197,7 +198,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
         outcome=Outcome(extra_info["outcome"]),
         stop_reason=StopReason(extra_info["stop_reason"]),
         body=body,
-        images=came,
+        images=inline,
         generations=generations,
         largest_id=max((max(ids, default=-1) for ids in id_lists), default=-1),
     )
@@ -207,7 +208,7 @@ def decode_written_item(entry: Any, *, where: str = "item", images: Mapping[str,
 
 
 def encode_body(trajectory: Trajectory) -> dict[str, Any]:
-    """Encodes the payload of a trajectory, which only readers need; what the buffer's rules need is in columns."""
+    """Encodes the payload of a trajectory. Values that the buffer's rules need are in columns as well."""
     extra_info = {
         **trajectory.extra_info,
         "outcome": trajectory.outcome.value,
@@ -234,5 +235,5 @@ def encode_turn_rewards(
     if turn_rewards is not None:
         encoded["turn_rewards"] = [float(reward) for reward in turn_rewards]
     if token_rewards is not None:
-        encoded["token_rewards"] = [None if own is None else [float(one) for one in own] for own in token_rewards]
+        encoded["token_rewards"] = [None if turn is None else list(map(float, turn)) for turn in token_rewards]
     return encoded

@@ -107,13 +107,13 @@ def test_a_run_may_begin_at_the_number_of_its_last_step(buffer: Buffer) -> None:
         newest_before=st.none() | st.integers(0, 2000),
     ),
     version=st.integers(0, 2**62),
-    sampled_from=st.none() | st.floats(0, 200),
+    attempt_began_at=st.none() | st.floats(0, 200),
 )
 def test_no_version_raises_the_newest_by_more_than_a_step(
-    known: KnownVersions, version: int, sampled_from: float | None
+    known: KnownVersions, version: int, attempt_began_at: float | None
 ) -> None:
-    standing = origin_of(version, known, sampled_from=sampled_from)
+    standing = origin_of(version, known, attempt_began_at=attempt_began_at)
     if standing is VersionOrigin.OF_THIS_RUN and known.newest is not None:
         assert version <= known.newest + MAX_STEP
-    if version in (0, 1) and sampled_from is None:
+    if version in (0, 1) and attempt_began_at is None:
         assert standing is VersionOrigin.OF_THIS_RUN, "a trainer that resumes is believed"

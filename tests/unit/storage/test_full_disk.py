@@ -208,7 +208,7 @@ def test_who_starts_on_a_file_system_that_turned_read_only_reads_and_refuses_wri
         first = Buffer(Store(disk / "data"))
         job = start_external(first, 1, job_id="j")
         write(first, job, written("a"))
-        first.store.clock.mark()
+        first.store.clock.store_reference()
         abort(disk)
         if dies:
             first.store.close()

@@ -131,7 +131,7 @@ def test_a_directory_of_before_0_1_0_is_refused_by_all_who_open_it_and_nothing_i
     crashed.execute(f"PRAGMA user_version={version}")
     before = everything_in(folder)
     for open_it in (lambda: Store(folder), lambda: Supervisor(ServeSettings(data_dir=folder, port=1)).run()):
-        with pytest.raises(ConfigError, match=r"version before 0\.1\.0.*not changed. Give another --data-dir"):
+        with pytest.raises(ConfigError, match=r"version before 0\.1\.0.*does not change it: give another --data-dir"):
             open_it()
     assert everything_in(folder) == before
     crashed.close()

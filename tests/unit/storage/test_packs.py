@@ -317,7 +317,8 @@ def test_a_damaged_image_is_mended_by_putting_it_again(client: FlaskClient) -> N
     with context.buffer.store.read() as connection:
         place = image_rows.image_refs(connection, [image.sha256])[image.sha256]
     spoil(context.buffer.store, place)
-    assert client.get(path).status_code == 404
+    refused = client.get(path)
+    assert (refused.status_code, refused.get_json()["error"]["code"]) == (500, "damaged")
     assert client.put(path, data=image.data).status_code == 201
     assert client.get(path).data == image.data
     assert client.put(path, data=image.data).status_code == 200, "whole again, so nothing is written"

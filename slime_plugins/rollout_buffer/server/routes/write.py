@@ -60,8 +60,8 @@ def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[An
         result = next(stored) if isinstance(write, Write) else write.error
         answers.append(_answer(context, result))
         if isinstance(result, RequestError):
-            items = len(write.items) if isinstance(write, Write) else 1
-            refusals.append(Refusal(write.job_id, items, result.http_status, result.code, result.message))
+            item_count = len(write.items) if isinstance(write, Write) else 1
+            refusals.append(Refusal(write.job_id, item_count, result.http_status, result.code, result.message))
     if refusals:
         context.buffer.note_refusals(refusals)
     return answers

@@ -80,7 +80,7 @@ def purge_transcripts(connection: Connection, before: float) -> int:
 
 
 def give_up_running_attempts(connection: Connection, job_key: int, now: float) -> int:
-    """Gives up all running attempts of a job: their results will be refused."""
+    """Gives up all running attempts of a job, so that their results are refused; returns their number."""
     return connection.execute(
         "UPDATE attempts SET state = 'given_up', ended_at = ? WHERE state = 'running' AND group_key IN "
         "(SELECT key FROM groups WHERE job_key = ?)",
@@ -171,7 +171,7 @@ def count_open_sessions(connection: Connection) -> int:
 
 
 def touch(connection: Connection, keys: Sequence[Mapping[str, int]], now: float) -> None:
-    """Sets the time of last use of sessions."""
+    """Sets the time of last use of sessions, which are named by the columns of ``ATTEMPT_KEY``."""
     query = f"UPDATE attempts SET used_at = :now WHERE {ATTEMPT_KEY}"
     connection.executemany(query, [{**key, "now": now} for key in keys])
 
@@ -215,12 +215,12 @@ def attempts_by_error(connection: Connection, job_key: int) -> dict[tuple[Attemp
 
 def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | None:
     """Counts attempts that failed in the trainer's present run, with the most frequent error; None if none failed."""
-    in_run = (
+    of_this_run = (
         "JOIN groups ON groups.key = group_key JOIN jobs ON jobs.key = job_key "
         "WHERE job_key = ? AND ended_at >= coalesce(run_began_at, 0) AND attempts.state ="
     )
     errors = connection.execute(
-        f"SELECT error_code, error_message, count(*) FROM attempts INDEXED BY attempts_failed {in_run} 'failed' "
+        f"SELECT error_code, error_message, count(*) FROM attempts INDEXED BY attempts_failed {of_this_run} 'failed' "
         "GROUP BY error_code, error_message ORDER BY count(*) DESC, max(ended_at) DESC",
         (job_key,),
     ).fetchall()
@@ -231,7 +231,7 @@ def failed_attempts(connection: Connection, job_key: int) -> FailedAttempts | No
         by_code[code] += count
     ((code, of_code),) = by_code.most_common(1)
     failed = by_code.total()
-    finished = connection.execute(f"SELECT count(*) FROM attempts {in_run} 'finished'", (job_key,)).fetchone()[0]
+    finished = connection.execute(f"SELECT count(*) FROM attempts {of_this_run} 'finished'", (job_key,)).fetchone()[0]
     message = next(str(row[1] or "") for row in errors if row[0] == code)
     return FailedAttempts(failed=failed, ended=failed + finished, code=code, of_code=of_code, message=message[:500])
 

@@ -15,6 +15,7 @@ _MOVE_TIMES = (
     "UPDATE services SET heartbeat_at = heartbeat_at + :s",
 )
 KEPT_JUMPS = 1000
+"""Number of the newest jumps that stay recorded."""
 
 
 def move_times(connection: Connection, jump_s: float, now: float) -> None:

@@ -6,7 +6,8 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-MAX_MARKS = 500
+MAX_PARAMETERS = 500
+"""Limit of the parameters (``?``) of one statement."""
 Connection = sqlite3.Connection
 Record = TypeVar("Record")
 

@@ -75,7 +75,10 @@ def expired_leases(connection: Connection, now: float) -> list[DeliveryRecord]:
 
 
 def shorten_leases(connection: Connection, now: float) -> None:
-    """Limits the remaining time of each lease to the lease's length, which it exceeds after the clock was set back."""
+    """Limits the remaining time of each lease to the length of the lease.
+
+    The remaining time is longer only if the clock was set back; up to 1 s more is tolerated.
+    """
     query = (
         "UPDATE deliveries SET lease_expires_at = ? + lease_s WHERE state = 'leased' AND lease_expires_at > ? + lease_s"
     )
@@ -99,7 +102,10 @@ def oldest_expired_delivery(connection: Connection, job_key: int) -> DeliveryRec
 
 
 def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
-    """Removes ready and reported groups from a delivery that cannot be redelivered whole."""
+    """Takes the ready groups out of a delivery that cannot be redelivered whole.
+
+    The filtered and failed groups and the rewards that it reported are reported again by the next delivery.
+    """
     connection.execute(
         "UPDATE groups SET delivery_key = NULL WHERE delivery_key = ? AND state IN ('ready', 'filtered', 'failed')",
         (delivery_key,),
@@ -108,8 +114,9 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
 
 
 def move_groups_to_delivery(connection: Connection, source: int, target: int, state: GroupState) -> None:
-    """Assigns the groups and reports of ``source`` to another delivery of the same job; sets its ready groups to
-    ``state``.
+    """Assigns the groups of ``source``, and what it reported, to another delivery of the same job.
+
+    Ready groups get ``state``.
 
     The rows of ``source`` in ``delivery_groups`` stay.
     """

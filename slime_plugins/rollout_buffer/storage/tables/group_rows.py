@@ -49,8 +49,8 @@ def insert_groups(
         "INSERT INTO groups (job_key, epoch, position, instance_id, task, state, cause, cause_code) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
         (
-            (job_key, epoch, position, one.instance_id, one.task, state.value, cause.message, cause.code.value)
-            for epoch, position, one in groups
+            (job_key, epoch, position, line.instance_id, line.task, state.value, cause.message, cause.code.value)
+            for epoch, position, line in groups
         ),
     ).rowcount
 
@@ -63,20 +63,20 @@ def insert_group_of_new_instance(connection: Connection, job_key: int, instance_
     insert_groups(connection, job_key, [(0, position, instance)])
 
 
-def count_of_instance(connection: Connection, job_key: int, instance_id: str) -> int:
-    """Counts the groups of an instance."""
+def count_groups_of_instance(connection: Connection, job_key: int, instance_id: str) -> int:
+    """Counts the groups of an instance that have rows."""
     query = "SELECT count(*) FROM groups WHERE job_key = ? AND instance_id = ?"
     return int(connection.execute(query, (job_key, instance_id)).fetchone()[0])
 
 
 def count_by_instance(connection: Connection, job_key: int) -> dict[str, int]:
-    """Counts the groups of each instance that has one."""
+    """Counts the groups that have rows, by instance id."""
     query = "SELECT instance_id, count(*) FROM groups WHERE job_key = ? GROUP BY instance_id"
     return {row[0]: int(row[1]) for row in connection.execute(query, (job_key,))}
 
 
 def known_groups(connection: Connection, job_key: int) -> list[KnownGroup]:
-    """Returns all groups of a job with rows, in epoch order, for ``rules/skip_list.py``."""
+    """Returns the groups of a job that have rows, in epoch order, for ``rules/skip_list.py``."""
     query = (
         "SELECT key, instance_id, state, delivery_key, cause_code = 'skip_list' AS by_skip_list FROM groups "
         "WHERE job_key = ? ORDER BY epoch, position"

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from slime_plugins.rollout_buffer.storage.pack_writer import BlobRef
-from slime_plugins.rollout_buffer.storage.tables.connection import MAX_MARKS, Connection
+from slime_plugins.rollout_buffer.storage.tables.connection import MAX_PARAMETERS, Connection
 
 
 def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobRef]:
     """Returns the refs of stored images by hash; images that are not stored are left out."""
     found: dict[str, BlobRef] = {}
-    for start in range(0, len(hashes), MAX_MARKS):
-        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS]]
+    for start in range(0, len(hashes), MAX_PARAMETERS):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_PARAMETERS]]
         query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
         found.update({digest.hex(): BlobRef.parse(ref) for digest, ref in connection.execute(query, digests)})
     return found
 
 
 def insert_images(connection: Connection, refs: Mapping[str, BlobRef], now: float) -> None:
-    """Adds images. The ref of an image that another writer has added already stays."""
+    """Adds images. If another writer has already added an image, its ref stays."""
     rows = [(bytes.fromhex(sha256), str(ref), now) for sha256, ref in refs.items()]
     connection.executemany(
         "INSERT INTO images (sha256, place, last_used) VALUES (?, ?, ?) "
@@ -31,8 +31,9 @@ def insert_images(connection: Connection, refs: Mapping[str, BlobRef], now: floa
 def mark_images_used(connection: Connection, hashes: Sequence[str], now: float) -> int:
     """Updates the time of last use of stored images; returns how many are still stored."""
     used = 0
-    for start in range(0, len(hashes), MAX_MARKS - 1):
-        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_MARKS - 1]]
+    step = MAX_PARAMETERS - 1  # the time is a parameter as well
+    for start in range(0, len(hashes), step):
+        digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + step]]
         query = f"UPDATE images SET last_used = max(last_used, ?) WHERE sha256 IN ({', '.join('?' for _ in digests)})"
         used += connection.execute(query, (now, *digests)).rowcount
     return used

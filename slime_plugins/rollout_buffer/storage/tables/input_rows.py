@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.types import Instance
 CHUNK_BYTES = 8_192
 """Size in bytes of a chunk of lines as JSON, before compression. Reading a line reads its whole chunk."""
 IDS_PER_BUCKET = 256
+"""Mean number of instance ids in a bucket of the index. Looking up an id reads its whole bucket."""
 COMPRESSION_LEVEL = 1
 
 
@@ -26,6 +27,7 @@ class PackedInput:
 
     instance_ids: Sequence[str]
     digest: str
+    """sha256 of all lines, which recognizes the same input."""
     chunks: Sequence[tuple[int, bytes]]
     """The number of the first line of each chunk, and its lines as (instance_id, data)."""
     buckets: Sequence[bytes]
@@ -33,6 +35,7 @@ class PackedInput:
 
 
 def pack_input(instances: Sequence[Instance]) -> PackedInput:
+    """Splits an input into chunks and builds its index."""
     digest = hashlib.sha256()
     chunks: list[tuple[int, bytes]] = []
     for first, lines in _chunks(instances):
@@ -50,6 +53,7 @@ def pack_input(instances: Sequence[Instance]) -> PackedInput:
 
 
 def _chunks(instances: Iterable[Instance]) -> Iterator[tuple[int, bytes]]:
+    """Yields the number of the first line of each chunk, and its lines as JSON."""
     lines: list[bytes] = []
     size = first = 0
     for number, instance in enumerate(instances):

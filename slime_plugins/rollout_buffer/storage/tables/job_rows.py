@@ -19,7 +19,12 @@ from slime_plugins.rollout_buffer.types import JobState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRecord:
-    """A row of ``jobs``."""
+    """A row of ``jobs``.
+
+    ``fence`` is the number of the runner that may write. ``lone_versions`` counts weight versions that were too far
+    ahead; ``lone_version`` is the newest of them. ``portion`` is the number of the portion of rewards
+    (``reward_sum_rows``) that new trajectories belong to.
+    """
 
     key: int
     job_id: str
@@ -57,7 +62,7 @@ class JobRecord:
 
     @property
     def group_timeout_s(self) -> float | None:
-        """Longest time between two items of an open group; None, the default of a job without items, is no limit."""
+        """Longest time between two items of an open group; None (the default if no items are taken) is no limit."""
         if self.settings.group_timeout_seconds is None and self.takes_items:
             return DEFAULT_GROUP_TIMEOUT_S
         return self.settings.group_timeout_seconds
@@ -189,7 +194,7 @@ def note_refused_items(connection: Connection, job_key: int, count: int, why: st
     connection.execute(query, (count, why, job_key))
 
 
-def open_trainer_run(connection: Connection, job_key: int, now: float) -> None:
+def begin_trainer_run(connection: Connection, job_key: int, now: float) -> None:
     """Begins the trainer's next run, in which weight versions are ordered independently."""
     connection.execute(
         "UPDATE jobs SET trainer_run = trainer_run + 1, run_began_at = ?, weight_version = NULL, "

@@ -34,8 +34,9 @@ def groups_with_payloads(connection: Connection, group_keys: Sequence[int]) -> l
 def oldest_needed(connection: Connection, delivered_since: float, default: float) -> float:
     """Returns when the oldest needed trajectory was written; ``default`` if none is needed.
 
-    A trajectory is needed if it may still be delivered, or was delivered after ``delivered_since``. The oldest has not
-    always the lowest key: the clock may have been set back. An index has the times without the payloads.
+    A trajectory is needed if it may still be delivered, or was delivered after ``delivered_since``. The oldest of them
+    need not have the lowest key, because the clock may have been set back. The query reads the times from an index,
+    which does not hold the payloads.
     """
     query = (
         "SELECT min(written.created_at) FROM groups JOIN trajectories AS found ON found.group_key = groups.key "
@@ -43,15 +44,15 @@ def oldest_needed(connection: Connection, delivered_since: float, default: float
         f"AND written.key = +found.key WHERE found.key > {_PURGED} AND (groups.state IN ('open', 'ready', 'leased') "
         "OR groups.delivery_key IN (SELECT key FROM deliveries WHERE created_at >= ?))"
     )
-    found = connection.execute(query, (delivered_since,)).fetchone()[0]
-    return default if found is None else float(found)
+    oldest = connection.execute(query, (delivered_since,)).fetchone()[0]
+    return default if oldest is None else float(oldest)
 
 
 def purge_payloads(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
     """Removes the payloads of at most ``limit`` trajectories, oldest first, up to the first that was written after
     ``before``; returns their number, and whether further payloads may have to be purged.
 
-    It stops at the first, because a row holds its payload before ``created_at``: a look at all rows would read all
+    It does not look at later rows: in a row the payload stands before ``created_at``, so that SQLite would read all
     payloads.
     """
     query = f"SELECT key, created_at FROM trajectories WHERE key > {_PURGED} ORDER BY key LIMIT ?"

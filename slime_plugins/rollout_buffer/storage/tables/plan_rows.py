@@ -10,7 +10,11 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection, a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRecord:
-    """A row of ``plans``: each line of the input is one group per epoch."""
+    """A row of ``plans``: each line of the input is one group per epoch.
+
+    ``passed`` counts the groups, in playing order, that are known to have rows. ``unopened`` groups have no row yet.
+    ``skipped`` groups were skipped and never get a row.
+    """
 
     job_key: int
     first_position: int
@@ -34,7 +38,7 @@ def put_plan(
 
 
 def find_plan(connection: Connection, job_key: int) -> PlanRecord | None:
-    """Returns the plan of a job; None when it has no input."""
+    """Returns the plan of a job; None if the job has no input."""
     row = connection.execute("SELECT * FROM plans WHERE job_key = ?", (job_key,)).fetchone()
     return None if row is None else as_record(PlanRecord, row)
 

@@ -31,12 +31,12 @@ def sums_of(connection: Connection, job_key: int) -> PromptCounts | None:
 
 
 def add(connection: Connection, counted: str, job_key: int, number: int) -> None:
-    """Adds to one of a job's counts, ``FORKS`` or ``CONTINUED``."""
+    """Adds a number to a count of a job: ``counted`` is ``FORKS`` or ``CONTINUED``."""
     query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = last + excluded.last"
     connection.execute(query, (f"{counted} of job {job_key}", number))
 
 
 def number_of(connection: Connection, counted: str, job_key: int) -> int:
-    """Returns one of a job's counts."""
+    """Returns a count of a job: ``counted`` is ``FORKS`` or ``CONTINUED``."""
     row = connection.execute("SELECT last FROM counters WHERE name = ?", (f"{counted} of job {job_key}",)).fetchone()
     return 0 if row is None else int(row[0])

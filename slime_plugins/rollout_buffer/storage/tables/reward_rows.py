@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,17 +64,17 @@ def unscored(connection: Connection, job_key: int, version: int) -> list[Unscore
 
 
 def insert_score(connection: Connection, job_key: int, version: int, uid: str, score: Score, now: float) -> bool:
-    """Adds a reward; returns False if the trajectory has one of that version already."""
-    found = connection.execute(
+    """Adds a reward; returns False if the trajectory already has a reward of that version."""
+    inserted = connection.execute(
         "INSERT OR IGNORE INTO trajectory_rewards (job_key, version, uid, reward, turn_rewards, token_rewards, "
         "scored_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (job_key, version, uid, score.reward, _text(score.turn_rewards), _text(score.token_rewards), now),
     )
-    return found.rowcount == 1
+    return inserted.rowcount == 1
 
 
 def scores_of_delivery(connection: Connection, delivery_key: int, version: int) -> dict[tuple[int, str], Score | None]:
-    """Returns the reward of each played member of a delivery by group and uid, None where the version has none."""
+    """Returns the scores of the played members of a delivery by group and uid; None for a member without a score."""
     query = (
         "SELECT members.group_key, members.uid, given.reward, given.turn_rewards, given.token_rewards "
         "FROM delivery_groups JOIN groups ON groups.key = delivery_groups.group_key "
@@ -82,16 +83,15 @@ def scores_of_delivery(connection: Connection, delivery_key: int, version: int) 
         "AND given.uid = members.source_uid "
         "WHERE delivery_groups.delivery_key = ? AND members.remove_sample = 0"
     )
-    return {
-        (row["group_key"], row["uid"]): None
-        if row["reward"] is None
-        else Score(
-            reward=row["reward"],
-            turn_rewards=_list(row["turn_rewards"]),
-            token_rewards=_list(row["token_rewards"]),
-        )
-        for row in connection.execute(query, (version, delivery_key))
-    }
+    rows = connection.execute(query, (version, delivery_key))
+    return {(row["group_key"], row["uid"]): _score_of(row) for row in rows}
+
+
+def _score_of(row: sqlite3.Row) -> Score | None:
+    if row["reward"] is None:
+        return None
+    turn_rewards, token_rewards = _list(row["turn_rewards"]), _list(row["token_rewards"])
+    return Score(reward=row["reward"], turn_rewards=turn_rewards, token_rewards=token_rewards)
 
 
 def _text(value: Any) -> str | None:

@@ -1,4 +1,7 @@
-"""Rows of ``portion_sums``: sums of the rewards between two deliveries, for the statistics in ``meta_info``."""
+"""Rows of ``portion_sums``: sums of rewards, for the statistics in ``meta_info``.
+
+A portion is what a job stored between two deliveries. It has a row for each outcome, and is reported by one delivery.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ class RewardSums:
     high: float | None
 
 
-def report_in(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
-    """Marks unreported filtered and failed groups as reported in this delivery; returns their instance ids in closing
-    order."""
+def report_ended_groups(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
+    """Marks the unreported filtered and failed groups as reported in this delivery.
+
+    Returns their instance ids in the order in which they were closed.
+    """
     rows = connection.execute(
         "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
         "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
@@ -74,31 +79,32 @@ def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite
 
 def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
     """Marks the trajectories of groups as unreported, and computes the sums again."""
-    touched: set[tuple[int, int]] = set()
+    changed: set[tuple[int, int]] = set()
     for key in group_keys:
         query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"
-        touched.update((row[0], row[1]) for row in connection.execute(query, (key,)))
+        changed.update((row[0], row[1]) for row in connection.execute(query, (key,)))
         connection.execute(
             "UPDATE trajectories SET portion = (SELECT portion FROM jobs WHERE key = job_key) WHERE group_key = ?",
             (key,),
         )
-    for job_key in {job_key for job_key, _ in touched}:
+    for job_key in {job_key for job_key, _ in changed}:
         portion = connection.execute("SELECT portion FROM jobs WHERE key = ?", (job_key,)).fetchone()[0]
-        touched.add((job_key, portion))
-    for job_key, portion in touched:
+        changed.add((job_key, portion))
+    for job_key, portion in changed:
         _sum_portion(connection, job_key, portion)
 
 
 def _sum_portion(connection: Connection, job_key: int, portion: int) -> None:
+    """Computes the rows of a portion again; the row of the first outcome has the number of all its groups."""
     key = (job_key, portion)
     query = "SELECT reported_in FROM portion_sums WHERE job_key = ? AND portion = ? LIMIT 1"
-    before = connection.execute(query, key).fetchone()
+    reported_in = connection.execute(query, key).fetchone()
     connection.execute("DELETE FROM portion_sums WHERE job_key = ? AND portion = ?", key)
     connection.execute(
         "INSERT INTO portion_sums SELECT job_key, portion, outcome, count(*), 0, total(reward), "
         "total(reward * reward), min(reward), max(reward), ? FROM trajectories "
         "WHERE job_key = ? AND portion = ? GROUP BY outcome",
-        (None if before is None else before[0], *key),
+        (None if reported_in is None else reported_in[0], *key),
     )
     connection.execute(
         "UPDATE portion_sums SET groups = (SELECT count(DISTINCT group_key) FROM trajectories WHERE job_key = ? AND "

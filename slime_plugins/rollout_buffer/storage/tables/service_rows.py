@@ -9,6 +9,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
 def beat(connection: Connection, name: str, pid: int, now: float, detail: dict[str, Any]) -> None:
+    """Stores a heartbeat with its report, in place of the last one of that name."""
     connection.execute(
         "INSERT INTO services (name, pid, heartbeat_at, detail) VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
         "pid = excluded.pid, heartbeat_at = excluded.heartbeat_at, detail = excluded.detail",
@@ -34,7 +35,7 @@ def heartbeats(connection: Connection, prefix: str) -> list[tuple[float, dict[st
 
 
 def remove_before(connection: Connection, prefix: str, moment: float) -> None:
-    """Removes services with a name prefix and no heartbeat since a time."""
+    """Removes the services with a name prefix that have sent no heartbeat since a time."""
     connection.execute(
         "DELETE FROM services WHERE substr(name, 1, ?) = ? AND heartbeat_at < ?", (len(prefix), prefix, moment)
     )

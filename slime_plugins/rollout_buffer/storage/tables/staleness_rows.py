@@ -8,6 +8,7 @@ from slime_plugins.rollout_buffer.rules.stuck_weights import SampledEpisode
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 MAX_DELIVERIES = 256
+"""Number of the newest deliveries that show the trainer's pace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +47,7 @@ def oldest_being_played(connection: Connection, job_key: int) -> float | None:
 
 
 def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
-    """Returns those of the newest ``limit`` trajectories that are of the trainer's present run, with start times."""
+    """Returns the newest ``limit`` trajectories, without those of earlier runs of the trainer, with start times."""
     query = (
         "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
         "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "
@@ -61,9 +62,10 @@ def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limi
 def stale_ready_groups(
     connection: Connection, job_key: int, trainer_run: int, oldest_allowed: int, *, version_of_earlier_runs: int
 ) -> list[int]:
-    """Returns ready groups with a member sampled by older weights than ``oldest_allowed``, a version of this run.
+    """Returns the keys of ready groups with a member sampled by older weights than ``oldest_allowed``.
 
-    A member of an earlier run counts as sampled by ``version_of_earlier_runs``.
+    ``oldest_allowed`` is a version of ``trainer_run``. A member of another run counts as sampled by
+    ``version_of_earlier_runs``.
     """
     query = (
         "SELECT groups.key FROM groups JOIN trajectories ON group_key = groups.key AND late = 0 "

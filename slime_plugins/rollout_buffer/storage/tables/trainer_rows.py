@@ -7,7 +7,7 @@ import sqlite3
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection, as_record
 
@@ -19,7 +19,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnGap:
-    """|train - rollout log-prob| in one turn. ``at`` is the index, counted over trained tokens, of the largest."""
+    """|train - rollout log-prob| in one turn: the sum and the maximum over its ``compared`` tokens.
+
+    ``at`` is the index of the token with the largest difference among the trained tokens of the row.
+    """
 
     turn: int
     weight_lag: int | None
@@ -66,12 +69,12 @@ def insert_rows(connection: Connection, job_key: int, rows: Sequence[TrainerRow]
         f"INSERT OR REPLACE INTO trainer_rows (job_key, {_COLUMNS}) VALUES ({', '.join('?' * 14)})",
         [
             (
-                *(job_key, one.uid, one.row, one.step, one.reported_at, one.advantage, one.entropy, one.loss_share),
-                *(one.clip_share, one.compared, one.gap_sum, one.gap_max),
-                json.dumps([[t.turn, t.weight_lag, t.compared, t.gap_sum, t.gap_max, t.at] for t in one.turns]),
-                None if one.log_probs is None else zlib.compress(array("f", one.log_probs).tobytes()),
+                *(job_key, row.uid, row.row, row.step, row.reported_at, row.advantage, row.entropy, row.loss_share),
+                *(row.clip_share, row.compared, row.gap_sum, row.gap_max),
+                json.dumps([astuple(turn) for turn in row.turns]),
+                None if row.log_probs is None else zlib.compress(array("f", row.log_probs).tobytes()),
             )
-            for one in rows
+            for row in rows
         ],
     )
 
