@@ -385,7 +385,7 @@ class _TrainingRollout:
             await self._feed.resume()
         except NotFoundError:
             logger.warning("the buffer has no job %s any more; it is started again", self._feed.job_id)
-            self._progress.seen_groups.clear()  # the new job may number its groups as the old one did
+            self._progress.forget_groups()
             await self._start(fresh=False)
             await self._feed.resume()
 

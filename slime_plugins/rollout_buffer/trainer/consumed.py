@@ -7,11 +7,12 @@ the job of a pass needs only the ids of that pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_plugins.rollout_buffer.wire import RolloutData
+from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
 
 PASSES_KEY = "rollout_buffer_passes"
 FINISHED_KEY = "finished_groups"
@@ -26,6 +27,8 @@ class JobProgress:
     last_returned: int | None = None
     groups_in_pass: int = 0
     seen_groups: set[int] = field(default_factory=set)
+    ended_ids: Counter[str] = field(default_factory=Counter)
+    """Instance ids of the filtered and failed groups that received deliveries named."""
     lost_deliveries: set[str] = field(default_factory=set)
     """Deliveries that went to another consumer before they were acknowledged: it trains them."""
 
@@ -34,22 +37,23 @@ class JobProgress:
         return self.last_returned is not None and rollout_id <= self.last_returned
 
     def new_part(self, delivery: RolloutData) -> RolloutData | None:
-        """Returns a delivery without groups that were received before; None if no group remains.
+        """Returns a delivery without groups that were received or named before; None if nothing is new.
 
-        Groups are redelivered if their lease expired before the acknowledgement. Such a delivery names again the groups
-        that were filtered or failed. They were counted before, so that ``finished_groups`` is left with the new ones.
+        Groups are redelivered if their lease expired before the acknowledgement. Such a delivery may also name again
+        the groups that were filtered or failed.
         """
         items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
         if len(items) == len(delivery.items):
             return delivery
-        if not items:
+        new_ids = [*(_ended_ids(delivery) - self.ended_ids).elements(), *_delivered_ids(items)]
+        if not new_ids:
             return None
-        new = {item.group_index: item.instance_id for item in items}
-        return replace(delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": [*new.values()]})
+        return replace(delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": new_ids})
 
     def remember(self, delivery: RolloutData) -> None:
-        """Records the groups of a delivery as received."""
+        """Records the groups of a delivery as received, and those that it names as counted."""
         self.seen_groups |= delivery.group_numbers
+        self.ended_ids += _ended_ids(delivery)
 
     def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
         """Records deliveries that went to another consumer; their groups may be received again."""
@@ -65,7 +69,23 @@ class JobProgress:
         """Starts the next pass and forgets the received groups of the last one."""
         self.pass_number += 1
         self.groups_in_pass = 0
+        self.forget_groups()
+
+    def forget_groups(self) -> None:
+        """Forgets the received groups: a new job may number its groups as the last one did."""
         self.seen_groups.clear()
+        self.ended_ids.clear()
+
+
+def _ended_ids(delivery: RolloutData) -> Counter[str]:
+    """Returns the ids of the filtered and failed groups: those that a delivery names but does not contain."""
+    named = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
+    return named - Counter(_delivered_ids(delivery.items))
+
+
+def _delivered_ids(items: Sequence[RolloutItem]) -> list[str]:
+    """Returns the instance id of each group of the items."""
+    return [*{item.group_index: item.instance_id for item in items}.values()]
 
 
 def skip_list(metadata: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -99,6 +100,18 @@ def test_groups_that_come_again_are_left_out_and_their_ids_are_not_consumed_agai
     assert new is not None
     assert [item.uid for item in new.items] == ["u2"]
     assert new.meta_info["finished_groups"] == ["i2"]
+
+
+def test_ids_that_were_filtered_since_are_new_also_in_a_delivery_of_groups_that_come_again() -> None:
+    progress = JobProgress()
+    progress.remember(delivery_of(1))
+
+    for numbers, delivered_ids in (((1,), []), ((1, 2), ["i2"])):
+        again = delivery_of(*numbers)
+        named = [*again.meta_info["finished_groups"], "filtered since"]
+        new = progress.new_part(replace(again, meta_info={**again.meta_info, "finished_groups": named}))
+        assert new is not None
+        assert new.meta_info["finished_groups"] == ["filtered since", *delivered_ids]
 
 
 def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None:
