@@ -26,10 +26,9 @@ def meta_info_of(
     """
     ended_ids = reward_sum_rows.report_ended_groups(connection, job.key, key)
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
-    statistics = summarize_rewards(**asdict(sums))
     return {
         **cast("MetaInfo", job.meta_info),  # statistics by the generator; the keys below override them
-        **statistics,
+        **summarize_rewards(**asdict(sums)),
         "finished_groups": [*ended_ids, *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,

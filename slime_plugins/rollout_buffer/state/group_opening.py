@@ -20,18 +20,20 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState, Instance
 
 
-def plan_groups(connection: Connection, job_key: int, packed: PackedInput, epochs: int) -> None:
-    """Stores the input and the plan of a new job: each line is one group per epoch."""
+def plan_groups(
+    connection: Connection, job_key: int, packed: PackedInput, epochs: int, *, first_position: int = 0, opened: int = 0
+) -> None:
+    """Stores an input and its plan: each line is one group per epoch; ``opened`` of these groups have rows already."""
     lines = len(packed.instance_ids)
-    input_rows.insert_input(connection, job_key, packed, first_position=0)
+    input_rows.insert_input(connection, job_key, packed, first_position=first_position)
     plan_rows.put_plan(
         connection,
         job_key,
-        first_position=0,
+        first_position=first_position,
         lines=lines,
         epochs=epochs,
         digest=packed.digest,
-        unopened=lines * epochs,
+        unopened=lines * epochs - opened,
     )
 
 
@@ -51,17 +53,8 @@ def add_input(connection: Connection, job: JobRecord, packed: PackedInput, epoch
         open_next(connection, job.key, plan.unopened)
     added_ids = set(packed.instance_ids)
     group_counts = group_rows.count_by_instance(connection, job.key)
-    existing_groups = sum(min(count, epochs) for name, count in group_counts.items() if name in added_ids)
-    input_rows.insert_input(connection, job.key, packed, first_position=job.instance_count)
-    plan_rows.put_plan(
-        connection,
-        job.key,
-        first_position=job.instance_count,
-        lines=len(added_ids),
-        epochs=epochs,
-        digest=packed.digest,
-        unopened=len(added_ids) * epochs - existing_groups,
-    )
+    opened = sum(min(count, epochs) for name, count in group_counts.items() if name in added_ids)
+    plan_groups(connection, job.key, packed, epochs, first_position=job.instance_count, opened=opened)
     return len(added_ids | group_counts.keys())
 
 

@@ -88,8 +88,8 @@ class ItemWriter:
         * ``InvalidPayloadError``: token ids outside of the model's vocabulary, a generation longer than the job's cap,
           or an image or token records that are not stored;
         * ``NotFoundError``: there is no job of that id, or no job is open;
-        * ``ConflictError``: several jobs are open, and the write names none of them; the job has no such instance; its
-          runner fills every slot;
+        * ``ConflictError``: several jobs are open, and the write names none of them; the job has no such instance, or
+          its runner fills every slot;
         * ``RewardRangeError``: a reward outside of the job's ``reward_range``.
 
         Raises:

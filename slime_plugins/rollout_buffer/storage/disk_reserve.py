@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from slime_plugins.rollout_buffer.errors import StorageFullError
-from slime_plugins.rollout_buffer.storage.storage_errors import disk_is_full
+from slime_plugins.rollout_buffer.storage.storage_errors import disk_full_error
 
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class DiskReserve:
         reserved = self._reserved_bytes()
         if reserved > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)
-            logger.error("%s: polls and acknowledgements now use the reserved space", self.why_full())
+            logger.error("%s: polls and acknowledgements now use the reserved space", self.full_error())
             return True
         return reserved == 0
 
@@ -69,11 +69,11 @@ class DiskReserve:
         reserved, free = self._reserved_bytes(), self.free_bytes()
         if reserved == 0 or free < self._least_free:
             self.is_used()  # truncates the reserve
-            raise self.why_full()
+            raise self.full_error()
 
-    def why_full(self) -> StorageFullError:
+    def full_error(self) -> StorageFullError:
         """Returns the error for a disk with space for small writes only."""
-        return disk_is_full(self._data_dir, f"{self.free_bytes()} bytes are free, reserved for polls and acks")
+        return disk_full_error(self._data_dir, f"{self.free_bytes()} bytes are free, reserved for polls and acks")
 
     def free_bytes(self) -> int:
         """Returns the bytes that an ordinary user may still write."""

@@ -81,19 +81,19 @@ class PackReader:
             DamagedError: as ``read``, at the first damaged record.
         """
         for span in _spans(refs):
-            yield from self._records(span, self._window(span))
+            yield from self._records(span, self._read_window(span))
 
     def begin(self, refs: Iterable[BlobRef], pool: Executor) -> Reading:
         """Starts reading in threads of a pool; ``Reading.each`` checks the data."""
         return Reading(self, _spans(refs), pool)
 
     def close(self) -> None:
-        """Closes the files."""
+        """Drops the cached files and buffers; a file is closed when its last reader drops it."""
         with self._lock:
             self._files.clear()
             self._buffers.clear()
 
-    def _window(self, span: _Span) -> _Window:
+    def _read_window(self, span: _Span) -> _Window:
         """Reads a span into an aligned buffer, which is recycled if a free buffer is large enough."""
         size = span.end - span.start
         with self._lock:
@@ -135,6 +135,7 @@ class PackReader:
         return read_bytes
 
     def _file(self, pack: int) -> _OpenPack:
+        """Returns an open pack, from the cache if possible."""
         path = pack_path(self._folder, pack)
         with self._lock:
             file = self._files.get(pack)
@@ -176,7 +177,7 @@ class Reading:
     def _begin_next(self) -> None:
         span = next(self._spans, None)
         if span is not None:
-            self._begun.append((span, self._pool.submit(self._reader._window, span)))
+            self._begun.append((span, self._pool.submit(self._reader._read_window, span)))
 
 
 class _OpenPack:
@@ -185,7 +186,7 @@ class _OpenPack:
     __slots__ = ("_descriptor", "_inode")
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = -1
+        self._descriptor = -1  # for ``__del__`` if the file cannot be opened
         self._descriptor = os.open(path, os.O_RDONLY)
         self._inode = os.fstat(self._descriptor).st_ino
         with contextlib.suppress(OSError):  # tmpfs and others do not support it: the page cache is used

@@ -75,7 +75,7 @@ def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:
-    """Returns the numbers of purged payloads and screenshots, and whether further payloads may have to be purged.
+    """Purges rows; returns the numbers of purged payloads and screenshots, and whether more payloads may be left.
 
     At most ``limit`` payloads are purged; -1 is no limit.
     """

@@ -40,7 +40,7 @@ class StorageErrors:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         if _is_garbled(error):
-            raise damaged(error, self._data_dir) from error
+            raise database_damaged_error(error, self._data_dir) from error
         if (
             isinstance(error, sqlite3.Error | OSError)
             and (translated := storage_error(error, self._data_dir)) is not None
@@ -58,12 +58,12 @@ def _is_garbled(error: BaseException | None) -> bool:
 def storage_error(error: sqlite3.Error | OSError, data_dir: Path) -> RolloutBufferError | None:
     """Returns the buffer's error for an error of SQLite or of the file system; None if there is none for it."""
     if isinstance(error, OSError):
-        return _of_the_disk(error, data_dir)
+        return _disk_error(error, data_dir)
     code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else _of_the_database(error, code & 0xFF, data_dir)
+    return None if code is None else _database_error(error, code & 0xFF, data_dir)
 
 
-def disk_is_full(data_dir: Path, why: object) -> StorageFullError:
+def disk_full_error(data_dir: Path, why: object) -> StorageFullError:
     """Returns the error for a full disk."""
     return StorageFullError(
         f"the disk under {data_dir} is full ({why}): make room, or let delivered payloads be purged with "
@@ -71,31 +71,31 @@ def disk_is_full(data_dir: Path, why: object) -> StorageFullError:
     )
 
 
-def _of_the_disk(error: OSError, data_dir: Path) -> RolloutBufferError | None:
+def _disk_error(error: OSError, data_dir: Path) -> RolloutBufferError | None:
     if error.errno in _FULL:
-        return disk_is_full(data_dir, error.strerror)
+        return disk_full_error(data_dir, error.strerror)
     if error.errno == errno.EROFS:
-        return _read_only(data_dir)
+        return _read_only_error(data_dir)
     if error.errno in _BROKEN:
-        return _broken(data_dir, error)
+        return _broken_disk_error(data_dir, error)
     if error.errno in _NO_RESOURCES:
         return UnavailableError(f"the store cannot be used now: {_NO_RESOURCES[error.errno]}")
     return None
 
 
-def _of_the_database(error: sqlite3.Error, code: int, data_dir: Path) -> RolloutBufferError | None:
+def _database_error(error: sqlite3.Error, code: int, data_dir: Path) -> RolloutBufferError | None:
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return UnavailableError(f"the store is busy: {error}")
     if code == sqlite3.SQLITE_FULL:
-        return disk_is_full(data_dir, error)
+        return disk_full_error(data_dir, error)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return damaged(error, data_dir)
+        return database_damaged_error(error, data_dir)
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
-        return _why_no_access(error, data_dir)
+        return _access_error(error, data_dir)
     return None
 
 
-def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
+def database_damaged_error(error: object, data_dir: Path) -> DatabaseDamagedError:
     """Returns the error for a damaged database."""
     return DatabaseDamagedError(
         f"the database {data_dir / 'buffer.sqlite3'} is damaged ({str(error)[:200]}): stop the service, keep a copy of "
@@ -103,27 +103,27 @@ def damaged(error: object, data_dir: Path) -> DatabaseDamagedError:
     )
 
 
-def _why_no_access(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
+def _access_error(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
     """Returns the error for a failed access. SQLite has one code for several causes, so the file system is examined."""
     try:
         file_system = os.statvfs(data_dir)
     except OSError as gone:
         return UnavailableError(f"the data directory {data_dir} cannot be reached: {gone.strerror}")
     if file_system.f_flag & os.ST_RDONLY:
-        return _read_only(data_dir)
+        return _read_only_error(data_dir)
     if file_system.f_bavail * file_system.f_frsize < FULL_BYTES:
-        return disk_is_full(data_dir, error)
-    return _broken(data_dir, error)
+        return disk_full_error(data_dir, error)
+    return _broken_disk_error(data_dir, error)
 
 
-def _read_only(data_dir: Path) -> UnavailableError:
+def _read_only_error(data_dir: Path) -> UnavailableError:
     return UnavailableError(
         f"the file system of {data_dir} is read-only: the kernel makes it so after errors of the disk; look at dmesg, "
         "repair it and mount it read-write again"
     )
 
 
-def _broken(data_dir: Path, error: object) -> UnavailableError:
+def _broken_disk_error(data_dir: Path, error: object) -> UnavailableError:
     return UnavailableError(
         f"the disk under {data_dir} does not work ({error}): look at dmesg and at the rights of the files there; what "
         "was acknowledged stays where it is"

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
     highest_number,
 )
 from slime_plugins.rollout_buffer.storage.shared_clock import SharedClock
-from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, damaged
+from slime_plugins.rollout_buffer.storage.storage_errors import StorageErrors, database_damaged_error
 from slime_plugins.rollout_buffer.storage.write_lock import WriteLock, WriteLockOwner
 
 Result = TypeVar("Result")
@@ -321,8 +321,7 @@ class Store:
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._connect()
-            self._local.connection = connection
+            connection = self._local.connection = self._connect()
         return connection
 
     def _connect(self) -> sqlite3.Connection:
@@ -346,7 +345,7 @@ class Store:
             if version == migrations.SCHEMA_VERSION:
                 return  # also on a full disk, where nothing could be written
             if version == 0:
-                raise damaged("it has no tables", self.data_dir)
+                raise database_damaged_error("it has no tables", self.data_dir)
         if version > migrations.SCHEMA_VERSION:
             raise ConfigError(
                 f"{self.data_dir} was written by a newer version (schema {version}, this one knows "

@@ -56,7 +56,8 @@ class WriteLock:
     def __init__(self, folder: Path) -> None:
         self._thread_lock = threading.Lock()
         self._file = open_lock_file(folder / "writer.active")
-        self._me = f"{os.getpid()} {_started(os.getpid())}"
+        status = process_status(os.getpid())
+        self._me = f"{os.getpid()} {-1 if status is None else status.started}"
         self._held_last = False
         """True if this process was the last holder."""
 
@@ -160,9 +161,3 @@ class WriteLockWatch:
         if seen != self._last_seen:
             self._last_seen, self._since = seen, self._clock()
         return min(owner.held_s, self._clock() - self._since) > self._limit_s
-
-
-def _started(pid: int) -> int:
-    """Returns when a process started, in clock ticks since boot; -1 if it is not running."""
-    status = process_status(pid)
-    return -1 if status is None else status.started

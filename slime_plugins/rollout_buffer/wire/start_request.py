@@ -21,13 +21,13 @@ from slime_plugins.rollout_buffer.wire.job_settings import EXTERNAL_TASK_TYPE, J
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, HttpUrl, Identifier, parts_of
 
 MAX_SKIPPED = 5_000_000
-"""Entries of a skip list."""
+"""Limit of the entries of a skip list."""
 MAX_INLINE_INSTANCES = 1_000_000
-"""Instances in the body of a start."""
+"""Limit of the instances in the body of a start."""
 MAX_GROUPS = 2_000_000
-"""Groups of one job: instances times epochs."""
+"""Limit of the groups of one job: instances times epochs."""
 MAX_SETTINGS_ELEMENTS = 10_000
-"""Entries of all lists and objects in the settings and options of a job."""
+"""Limit of the entries of all lists and objects in the settings and options of a job."""
 MAX_SETTINGS_BYTES = 256 * 1024
 """Limit of settings and options as JSON."""
 TOO_MANY_BYTES = f"have more than {MAX_SETTINGS_BYTES // 1024} KB"
@@ -48,9 +48,8 @@ ROUTES_OF_A_JOB = (
 ENGINES_OWN = (
     "custom_params", "ebnf", "frequency_penalty", "ignore_eos", "json_schema", "logit_bias", "min_new_tokens", "min_p",
     "n", "no_stop_trim", "presence_penalty", "regex", "repetition_penalty", "return_routed_experts", "sampling_seed",
-    "seed",
-    "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids", "structural_tag",
-    "top_k",
+    "seed", "skip_special_tokens", "spaces_between_special_tokens", "stop", "stop_regex", "stop_token_ids",
+    "structural_tag", "top_k",
 )  # fmt: skip
 """Sampling parameters of the engine that slime lacks; a key that resembles one of them is refused as misspelt."""
 SAMPLING_ALONE = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "repetition_penalty")
@@ -72,7 +71,7 @@ def _nameable(value: str) -> str:
 JobName = Annotated[Identifier, AfterValidator(_nameable)]
 
 
-def _lines(value: Any) -> list[dict[str, Any]]:
+def _checked_lines(value: Any) -> list[dict[str, Any]]:
     """Checks line by line, so that other threads run in between; pydantic would hold the GIL for all lines."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INLINE_INSTANCES:
         raise ValueError(f"must be a list of 1 to {MAX_INLINE_INSTANCES} objects")
@@ -82,7 +81,7 @@ def _lines(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _skipped(value: Any) -> list[str | int]:
+def _checked_skip_list(value: Any) -> list[str | int]:
     if not isinstance(value, list) or len(value) > MAX_SKIPPED:
         raise ValueError(f"must be a list of up to {MAX_SKIPPED} ids")
     for at, entry in enumerate(value):
@@ -107,20 +106,20 @@ def _canonical(value: Any) -> bytes:
 class StartPayload(JobSettings):
     """The body of ``start_rollout``: the settings of the job, its input, and how it starts."""
 
-    instances: Annotated[list[dict[str, Any]], PlainValidator(_lines), _LINES_SCHEMA] | None = None
+    instances: Annotated[list[dict[str, Any]], PlainValidator(_checked_lines), _LINES_SCHEMA] | None = None
     """The input's lines, if the buffer host cannot read the trainer's file."""
     remote_engine_url: HttpUrl | None = None
     """Address of the trainer's SGLang router; not needed for `external`. Short name: `engine_url`."""
     remote_buffer_url: HttpUrl | None = None
     """Ignored: the address to which slime's generators write."""
-    skip_instance_ids: Annotated[list[str | int], PlainValidator(_skipped), _SKIPPED_SCHEMA] | None = None
+    skip_instance_ids: Annotated[list[str | int], PlainValidator(_checked_skip_list), _SKIPPED_SCHEMA] | None = None
     """Ids of consumed instances: each entry skips one epoch of its instance, from the first."""
     job_id: JobName | None = None
     """Id of the job. Default: that of an open or failed job of this payload, else new."""
     fresh: bool = False
-    """Starts a new job; a job of this id is cancelled and renamed. A trainer takes over a job that waits."""
+    """Starts a new job; a job of this id is cancelled and renamed. A trainer takes over a job that waits for one."""
     start_id: Identifier | None = None
-    """Id of this start: a call that repeats it changes nothing, even with ``fresh``."""
+    """Id of this start; a repetition changes nothing, even with ``fresh``."""
     retry_given_up: bool = False
     """Opens the given-up slots of an evaluation for ``max_attempts`` more attempts."""
 

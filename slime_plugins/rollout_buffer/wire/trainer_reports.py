@@ -9,9 +9,9 @@ from pydantic import Field
 from slime_plugins.rollout_buffer.wire.request_fields import Body, Count, Identifier
 
 MAX_ROWS = 1000
-"""Rows of one report."""
+"""Limit of the rows of one report."""
 MAX_TOKENS = 1_000_000
-"""Trained tokens of one row."""
+"""Limit of the trained tokens of one row."""
 MAX_FLOAT32 = 3.4e38
 
 

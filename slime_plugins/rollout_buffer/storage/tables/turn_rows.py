@@ -14,7 +14,7 @@ def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> l
     """Adds turns, one row of the same columns each; returns which were added.
 
     A turn is refused if its attempt or group is closed, or the attempt has a turn of that number. Usually no
-    turn is refused, so one statement adds them all: at each statement a thread gives the interpreter lock away.
+    turn is refused, so one statement adds them all: each further statement would release the GIL once more.
     """
     # NULL, which the column refuses, if the attempt or the group is closed.
     number = (
