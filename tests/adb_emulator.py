@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 _HEAD = struct.Struct("<4sIIIII")
-_VERSION, _MOST = 0x01000000, 256 * 1024
+_VERSION, _MAX_PAYLOAD_BYTES = 0x01000000, 256 * 1024
 _BANNER = b"device::ro.product.name=sim;ro.product.model=sim;ro.product.device=sim;features=cmd"
 
 
 class _Phone:
-    """What the emulator is asked."""
+    """Answers what adb asks of the emulator's Android."""
 
     def __init__(self, avd: str, fault: str) -> None:
         self._avd = avd
@@ -60,11 +60,11 @@ class _Transport(socketserver.BaseRequestHandler):
             command, first, _, length, _, _ = _HEAD.unpack(head)
             payload = self._read(length)
             if command == b"CNXN":
-                self._send(b"CNXN", _VERSION, _MOST, _BANNER)
+                self._send(b"CNXN", _VERSION, _MAX_PAYLOAD_BYTES, _BANNER)
             elif command == b"OPEN":
-                said = self.server.phone.answer(payload.rstrip(b"\0").decode())
+                answer = self.server.phone.answer(payload.rstrip(b"\0").decode())
                 self._send(b"OKAY", 1, first)
-                self._send(b"WRTE", 1, first, said)
+                self._send(b"WRTE", 1, first, answer)
                 self._send(b"CLSE", 1, first)
 
     def _read(self, size: int) -> bytes:
@@ -74,8 +74,8 @@ class _Transport(socketserver.BaseRequestHandler):
         return data if len(data) == size else b""
 
     def _send(self, command: bytes, first: int, second: int, payload: bytes = b"") -> None:
-        check = struct.unpack("<I", command)[0] ^ 0xFFFFFFFF
-        self.request.sendall(_HEAD.pack(command, first, second, len(payload), sum(payload), check) + payload)
+        magic = struct.unpack("<I", command)[0] ^ 0xFFFFFFFF  # the protocol's name for the inverted command
+        self.request.sendall(_HEAD.pack(command, first, second, len(payload), sum(payload), magic) + payload)
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -108,6 +108,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _next_boot(home: Path) -> str:
+    """Takes the first word out of ``next_boots``; "" where there is none."""
     path = home / "next_boots"
     if not path.is_file():
         return ""
@@ -121,13 +122,13 @@ def _next_boot(home: Path) -> str:
 
 
 def _problem(folder: Path) -> str:
-    """Says what is wrong with the virtual device; "" when all is well."""
+    """Returns what is wrong with the virtual device, or ""."""
     lock = folder / "hardware-qemu.ini.lock"
     if lock.is_file() and Path(f"/proc/{lock.read_text().strip()}").is_dir():
         return f"{folder} is run by another emulator"
     for disk in folder.glob("*.qcow2"):
         data = disk.read_bytes()[:2048]
-        offset, length = struct.unpack(">QI", data[8:20])
+        offset, length = struct.unpack(">QI", data[8:20])  # of the backing file's name, in a qcow2 header
         backing = os.path.normpath(folder / data[offset : offset + length].decode())
         if Path(backing).parent != folder or not Path(backing).is_file():
             return f"{disk.name} reads {backing}, which is not its own"

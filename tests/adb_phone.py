@@ -2,8 +2,8 @@
 
 ``python -m tests.adb_phone -m MODULE DESCRIPTOR`` is started in the place of the device workers' Python, as
 ``android_world_python``. All but the package ``android_world`` is what runs in production: clone, ports, adb server,
-guard, emulator process, boot and the order of an episode. A task is solved by one tap that reached the own emulator.
-While ``held_tasks`` lies in the home folder no task is set up: every device of a farm is lent before the first plays.
+guard, emulator process, boot and the order of an episode. A task is solved by one tap that reached its own emulator.
+While a file ``held_tasks`` is in the home folder, each task's set-up waits, so that all devices of a farm are lent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.generator.android_world.android_host import An
 from slime_plugins.rollout_buffer.generator.android_world.emulator import device
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH
 
-ADB_S = 60.0
+ADB_TIMEOUT_S = 60.0
 HELD_TASKS = "held_tasks"
 UNKNOWN_TASK = "NoSuchTask"
 
@@ -36,14 +36,14 @@ class AdbPackage:
         del temporary_folder
         self.env: Any = self
         self.taps = 0
-        self._before: list[str] = []
+        self._adb_command: list[str] = []
 
     def connect(self, endpoint: AndroidEndpoint) -> None:
-        self._before = [endpoint.adb_path, "-P", str(endpoint.adb_server_port)]
+        self._adb_command = [endpoint.adb_path, "-P", str(endpoint.adb_server_port)]
         listed = [line.split("\t")[0] for line in self._run("devices").splitlines()[1:] if line]
         if endpoint.console_port is not None and listed != [endpoint.serial]:
             raise DeviceError(f"crossed: the adb server of {endpoint.serial} knows {listed}")
-        self._before += ["-s", endpoint.serial]
+        self._adb_command += ["-s", endpoint.serial]
 
     def disconnect(self) -> None:
         pass
@@ -59,11 +59,12 @@ class AdbPackage:
         return ["org.example.notes"]
 
     def adb(self, *words: str) -> str:
-        said = self._run(*words)
+        """Runs a shell command, which the small emulator answers with its own words."""
+        output = self._run(*words)
         self.taps += words[:3] == ("shell", "input", "tap")
-        if said.strip() != " ".join(words[1:]):
-            raise DeviceError(f"adb {words} said {said!r}")
-        return said
+        if output.strip() != " ".join(words[1:]):
+            raise DeviceError(f"adb {words} said {output!r}")
+        return output
 
     def reset(self, *, go_home: bool) -> None:
         assert go_home
@@ -73,7 +74,8 @@ class AdbPackage:
         pass
 
     def look(self) -> tuple[Any, Any]:
-        return np.full((1200, 540, 3), min(self.taps * 80, 255), np.uint8), []
+        brightness = min(self.taps * 80, 255)  # each tap changes the screen
+        return np.full((1200, 540, 3), brightness, np.uint8), []
 
     def await_fresh_tree(self) -> None:
         pass
@@ -87,8 +89,9 @@ class AdbPackage:
     def _run(self, *words: str) -> str:
         environment = {**os.environ, **NO_ADB_SEARCH}
         done = subprocess.run(
-            [*self._before, *words], capture_output=True, text=True, timeout=ADB_S, check=True, env=environment
-        )
+            [*self._adb_command, *words],
+            capture_output=True, text=True, timeout=ADB_TIMEOUT_S, check=True, env=environment,
+        )  # fmt: skip
         return done.stdout
 
 
@@ -120,7 +123,7 @@ def main(words: list[str]) -> int:
     assert {"AndroidWorldPackage", "check_package"} <= names.keys()
     setattr(device, "AndroidWorldPackage", AdbPackage)  # noqa: B010 - a name that type checkers take for a constant
     setattr(device, "check_package", lambda: None)  # noqa: B010
-    return device_process.main(words[2:])
+    return device_process.main(words[2:])  # without "-m MODULE"
 
 
 if __name__ == "__main__":

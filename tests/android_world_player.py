@@ -197,7 +197,9 @@ def _clock(text: str) -> timedelta:
     """11:00am, 4pm, 21:45."""
     found = re.fullmatch(r"(\d+)(?::(\d+))?(am|pm)?", text)
     assert found is not None
-    hour = int(found[1]) % 12 + (12 if found[3] == "pm" else 0) if found[3] else int(found[1])
+    hour = int(found[1])
+    if found[3]:
+        hour = hour % 12 + (12 if found[3] == "pm" else 0)
     return timedelta(hours=hour, minutes=int(found[2] or 0))
 
 

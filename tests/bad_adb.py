@@ -62,35 +62,35 @@ def _answer(devices: dict[str, dict[str, Any]], words: Sequence[str]) -> tuple[i
         return 1, f"error: device '{serial}' not found"
     if device["state"] != "device":
         return 1, f"error: device {device['state']}"
-    return _of_android(device, " ".join(words))
+    return _answer_of_android(device, " ".join(words))
 
 
-def _of_android(device: dict[str, Any], said: str) -> tuple[int, str]:
-    if said == "get-state":
+def _answer_of_android(device: dict[str, Any], command: str) -> tuple[int, str]:
+    if command == "get-state":
         return 0, "device"
-    if said == "shell getprop sys.boot_completed":
+    if command == "shell getprop sys.boot_completed":
         device["slow_boot"] = device.get("slow_boot", 0) - 1
         return 0, "1" if device["slow_boot"] < 0 else ""
-    if said == "shell getprop ro.debuggable":
+    if command == "shell getprop ro.debuggable":
         return 0, "1"
-    if said.startswith("shell settings get"):
+    if command.startswith("shell settings get"):
         return 0, device.get("name", "null")
-    if said.startswith("shell settings put"):
+    if command.startswith("shell settings put"):
         if device.get("is_full"):
             return 1, NO_SPACE
-        if "rollout_buffer_device" in said:
-            device["name"] = said.split()[-1]
-    if parts := re.findall(r"echo @(\S+);", said):
+        if "rollout_buffer_device" in command:
+            device["name"] = command.split()[-1]
+    if parts := re.findall(r"echo @(\S+);", command):
         return 0, "\n".join([f"@{part}\n{_state_of(part, device.get('spoiled', []))}" for part in parts] + ["@end"])
     if not device.get("stays"):
-        device["spoiled"] = [part for part in device.get("spoiled", []) if not re.match(_RESTORES[part], said)]
-    if said.startswith("shell pm path"):
+        device["spoiled"] = [part for part in device.get("spoiled", []) if not re.match(_RESTORES[part], command)]
+    if command.startswith("shell pm path"):
         return 0, "package:/data/app/base.apk"
-    if said.startswith("shell pm clear"):
+    if command.startswith("shell pm clear"):
         return 0, "Failed" if device.get("cannot_clear") else "Success"
-    if said.startswith("emu avd snapshot load"):
-        return 0, "OK" if said.endswith(" clean") else "KO: no such snapshot"
-    return 0, said.removeprefix("shell ")
+    if command.startswith("emu avd snapshot load"):
+        return 0, "OK" if command.endswith(" clean") else "KO: no such snapshot"
+    return 0, command.removeprefix("shell ")
 
 
 def _state_of(part: str, spoiled: Sequence[str]) -> str:

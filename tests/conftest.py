@@ -25,13 +25,13 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.asgi_client import create_app
 from tests.reruns import SECOND_CHANCE
-from tests.skips import needs, unexpected
+from tests.skips import lacking, unexpected
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# No example has a deadline, and none is drawn too slowly: the machine may be busy. What a test says for itself it says
-# through tests.example_counts, which knows the profile.
+# The machine may be busy: no example has a deadline, and none counts as drawn too slowly. A test states its own number
+# of examples with tests.example_counts, which scales it by the profile.
 settings.register_profile("quick", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000)
 settings.load_profile("quick")
@@ -41,26 +41,26 @@ LONGEST_FIRST = ("e2e", "crash", "integration")
 """Folders under tests whose files mostly wait for processes, longest first."""
 RAY_FIRST = ("test_device_pool_ray", "test_node_memory", "test_device_pool_nodes", "test_ray_head_restart")
 """Files before all others: Ray reads how its token is given when a process imports it, which unit tests also do."""
-BEGUN_BY = 0.8
-"""Part of the other files that have begun when the last of those does: at the end it would run alone."""
+WAITING_BEGIN_BY = 0.8
+"""The last file that waits begins when this share of the computing files has begun; at the end it would run alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mixes files that wait with files that compute, and gives those of ``tests/reruns.py`` a second chance."""
 
-    def place(file: Path) -> int:
+    def rank(file: Path) -> int:
         if file.stem in RAY_FIRST:
             return -1
         _, _, below = file.as_posix().rpartition("/tests/")
         folder = below.partition("/")[0]
         return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
 
-    files = sorted(dict.fromkeys(item.path for item in items), key=place)
-    waiting = sum(place(file) < len(LONGEST_FIRST) for file in files)
-    computing = len(files) - waiting
-    order = {file: BEGUN_BY * at / waiting for at, file in enumerate(files[:waiting])}
-    order |= {file: at / computing for at, file in enumerate(files[waiting:])}
-    items.sort(key=lambda item: (place(item.path) >= 0, order[item.path]))
+    files = sorted(dict.fromkeys(item.path for item in items), key=rank)
+    waiting_count = sum(rank(file) < len(LONGEST_FIRST) for file in files)
+    computing_count = len(files) - waiting_count
+    order = {file: WAITING_BEGIN_BY * at / waiting_count for at, file in enumerate(files[:waiting_count])}
+    order |= {file: at / computing_count for at, file in enumerate(files[waiting_count:])}
+    items.sort(key=lambda item: (rank(item.path) >= 0, order[item.path]))
     for item in items:
         if item.path.parent.name == "integration" and item.path.stem in SECOND_CHANCE:
             item.add_marker(pytest.mark.flaky(reruns=1, reruns_delay=2))
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collection makes stays: no garbage is looked for in it, neither meanwhile nor during the tests."""
+    """Keeps the garbage collector away from collected items, which all live to the end: now and during the tests."""
     gc.disable()
     try:
         return (yield)
@@ -79,17 +79,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Prints behind all other lines how many tests were skipped for want of what, and which skips fail a run of CI."""
+    """Prints, after all other lines, how many tests lacked what, and which skips fail a run where ``CI`` is set."""
     yield
     skipped = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
-    for need, count in Counter(needs(skipped)).most_common():
+    for need, count in Counter(lacking(skipped)).most_common():
         terminalreporter.write_line(f"skipped {count}: {need}")
     for reason in unexpected(skipped) if os.environ.get("CI") else []:
         terminalreporter.write_line(f"UNEXPECTED SKIP {reason}", red=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Makes such a run one that failed."""
+    """Fails a run where ``CI`` is set and a test was skipped that could have run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if os.environ.get("CI") and isinstance(reporter, pytest.TerminalReporter) and session.exitstatus == 0:
         skipped = [str(report.longrepr[2]) for report in reporter.stats.get("skipped", [])]
@@ -120,7 +120,7 @@ def buffer(tmp_path: Path, clock: SettableClock) -> Iterator[Buffer]:
 
 @functools.cache
 def known_task_types() -> dict[str, Any]:
-    """What the supervisor of those clients has found. Cached: ``load`` imports the file of every generator."""
+    """The task types that a supervisor reports to ``make_client``. Cached, since ``load`` imports generator files."""
     known: dict[str, Any] = {name: {"needs_ray": False} for name in ("external", "math")}
     known["remote_rollout"] = {"needs_ray": False, "required_keys": ["tokenizer_path", "remote_rollout_url"]}
     known["strict"] = {

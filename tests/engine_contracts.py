@@ -127,9 +127,10 @@ class SglangServerContract(EngineContract):
 
 
 class VisionContract:
-    """What holds for a server that sees. ``image_prompt_ids`` hold two placeholders, for ``images``, 64x128 and 128x64.
+    """What holds for a server with a vision model.
 
-    Each of those images takes 72 tokens in the way Qwen3-VL counts.
+    ``image_prompt_ids`` has two placeholders, for ``images`` of 64x128 and 128x64 pixels. Qwen3-VL counts 72 tokens for
+    each.
     """
 
     image_prompt_ids: ClassVar[Sequence[int]]

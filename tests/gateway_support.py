@@ -1,4 +1,4 @@
-"""A gateway in the test's own process, on a real port, with a scripted engine: what its tests share."""
+"""What tests of the gateway share: a gateway in the test's process, on a real port, with a scripted engine."""
 
 from __future__ import annotations
 
@@ -61,21 +61,21 @@ class Reply:
     retry_after: str | None = None
 
 
-def said(reply: Reply) -> dict[str, Any]:
-    """The message of a chat reply."""
+def message_of(reply: Reply) -> dict[str, Any]:
+    """The assistant's message in a chat reply, which must be a 200."""
     assert reply.status == 200, reply.body
     message: dict[str, Any] = reply.body["choices"][0]["message"]
     return message
 
 
-def counting() -> FakeEngine:
-    """An engine that never says the same twice."""
+def counting_engine() -> FakeEngine:
+    """An engine that replies "Answer 1.", then "Answer 2.", and so on."""
     engine = FakeEngine(lambda request: f"Answer {len(engine.requests)}.", tokenizer=tokenizer)
     return engine
 
 
 class HeldEngine(FakeEngine):
-    """Answers when the test lets it, and counts the requests that were given up."""
+    """Replies as ``counting_engine`` once ``may_answer`` is set; ``given_up`` counts requests that were cancelled."""
 
     def __init__(self) -> None:
         super().__init__(lambda request: f"Answer {len(self.requests)}.", tokenizer=tokenizer)
@@ -97,7 +97,6 @@ class GatewayUnderTest:
     """A running gateway, its buffer, and how tests talk to it."""
 
     def __init__(self, url: str, gateway: Gateway, http: aiohttp.ClientSession) -> None:
-
         self.url = url
         self.gateway = gateway
         self.buffer = gateway.buffer
@@ -113,7 +112,7 @@ class GatewayUnderTest:
         bearer: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """One request; a body that is bytes goes out as it is."""
+        """Sends one request: ``body`` as JSON, or unchanged where it is bytes."""
         headers = {**(headers or {}), **({"Authorization": f"Bearer {bearer}"} if bearer else {})}
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.http.request(method, self.url + path, data=content, headers=headers) as response:
@@ -184,8 +183,11 @@ async def gateway_on(
     clock: Callable[[], float] | None = None,
     **settings: Any,
 ) -> AsyncIterator[GatewayUnderTest]:
-    """Runs a process of the gateway over a data directory for the time of the context; it says nothing at its end."""
-    made = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
+    """Serves one process of a gateway over the data directory ``folder`` while the block runs.
+
+    ``engine`` is the engine of all jobs, or makes one from a URL. ``load`` stands for the loading of a tokenizer.
+    """
+    parsed = GatewaySettings.model_validate({"data_dir": folder, "port": 0, **settings})
     store = Store(folder)
 
     def connect(url: str, **_: Any) -> Engine:
@@ -193,9 +195,10 @@ async def gateway_on(
 
     buffer = Buffer(store)
     buffer.clock = clock or buffer.clock
-    gateway = Gateway(made, buffer, backends=JobBackends(buffer.job_settings, connect, load), worker=worker)
+    gateway = Gateway(parsed, buffer, backends=JobBackends(buffer.job_settings, connect, load), worker=worker)
     app = create_app(gateway, SessionKeys.load(folder))
-    async with serving(app, made.host, made.port, handler_cancellation=True) as url, aiohttp.ClientSession() as http:
+    served = serving(app, parsed.host, parsed.port, handler_cancellation=True)
+    async with served as url, aiohttp.ClientSession() as http:
         under_test = GatewayUnderTest(url, gateway, http)
         yield under_test
         for client in under_test.clients:

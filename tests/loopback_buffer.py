@@ -231,21 +231,21 @@ class LoopbackBuffer:
             self.jobs[job_id] = _Job(job_id=job_id, payload=payload, groups=self._plan(payload))
             return {"message": "rollout started", "job_id": job_id, "state": "running", "attached": False}
         job.payload = payload
-        left = Counter(payload["skip_instance_ids"])
+        skips_left = Counter(payload["skip_instance_ids"])
         for group in job.groups:
-            if group.state in ("leased", "delivered", "skipped") and left[group.instance_id] > 0:
-                left[group.instance_id] -= 1
+            if group.state in ("leased", "delivered", "skipped") and skips_left[group.instance_id] > 0:
+                skips_left[group.instance_id] -= 1
             elif group.state in ("leased", "delivered"):
                 group.state = "ready"
         return {"message": "attached", "job_id": job_id, "state": job.state, "attached": True}
 
     def _plan(self, payload: dict[str, Any]) -> list[LoopbackGroup]:
-        left = Counter(payload["skip_instance_ids"])
+        skips_left = Counter(payload["skip_instance_ids"])
         groups = []
         for epoch in range(int(payload["num_epoch"])):
             for instance_id in self._instance_ids:
-                skipped = left[instance_id] > 0
-                left[instance_id] -= skipped
+                skipped = skips_left[instance_id] > 0
+                skips_left[instance_id] -= skipped
                 groups.append(self._group(payload, instance_id, epoch, "skipped" if skipped else "ready"))
         return groups
 

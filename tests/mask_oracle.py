@@ -1,4 +1,4 @@
-"""What right means: conversations written by hand, piece by piece, each piece known to be sampled or not.
+"""The expected masks: conversations written piece by piece, of which each piece is known to be sampled or not.
 
 The pieces joined must equal the tokenizer's own render byte by byte; only then do they judge a mask. Nothing here looks
 for markers in text, and nothing comes from the code under test.
@@ -74,8 +74,8 @@ def _sampled_characters(pieces: Sequence[Piece], messages: Sequence[Message]) ->
     """Gives, for each character, the trained assistant message that sampled it."""
     sampled: list[int | None] = []
     for piece in pieces:
-        on = piece.turn is not None and messages[piece.turn].get("step_loss_mask", 1) == 1
-        sampled += [piece.turn if on else None] * len(piece.text)
+        is_trained = piece.turn is not None and messages[piece.turn].get("step_loss_mask", 1) == 1
+        sampled += [piece.turn if is_trained else None] * len(piece.text)
     return sampled
 
 

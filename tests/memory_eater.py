@@ -1,7 +1,8 @@
-"""Devices that use up their node's memory: by an emulator that takes ever more, or as a file says.
+"""Devices that seem to use up their node's memory, which a test reports in their place; they take none of it.
 
-``create_device`` makes the first. Its emulator, a process of its own, begins with its episode and takes nothing: it is
-on record in the folder ``$EMULATORS``, and who reads that says how much memory is in use.
+``create_device`` makes a device with an emulator, an idle process that starts with its first episode. Its id is a file
+in the folder ``$TEST_EMULATORS``, from which the test computes how much memory is in use. A device of
+``create_by_file`` reads that from a file.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def create_device(_options: object, index: int) -> MemoryEater:
     return MemoryEater(index)
 
 
-class TakesWhatAFileSays(FakeDevice):
-    """``reading`` holds the used share of the node's memory. Some is free three seconds after its end."""
+class UsesWhatAFileSays(FakeDevice):
+    """``reading`` holds the used share of the node's memory. Three seconds after the device has ended it is 0.5."""
 
     def __init__(self, reading: Path, index: int) -> None:
         super().__init__(index)
@@ -53,6 +54,6 @@ class TakesWhatAFileSays(FakeDevice):
         self._emulator = subprocess.Popen(["sh", "-c", f"cat; sleep 3; echo 0.5 >{reading}"], stdin=subprocess.PIPE)
 
 
-def create_by_file(options: Mapping[str, Any], index: int) -> TakesWhatAFileSays:
+def create_by_file(options: Mapping[str, Any], index: int) -> UsesWhatAFileSays:
     """A ``DeviceKind``, with the path of the file as its option."""
-    return TakesWhatAFileSays(Path(options["reading"]), index)
+    return UsesWhatAFileSays(Path(options["reading"]), index)

@@ -47,8 +47,8 @@ from tests.processes import descendants
 
 TASKS = ("click-button", "click-test-2", "enter-text", "click-tab", "click-option", "simple-algebra")
 MAX_ATTEMPTS = 30
-LATEST_S = 0.3
-"""A fault comes at most so long after the reply in which it was decided, so that it hits every part of an episode."""
+MAX_DELAY_S = 0.3
+"""A fault comes at most this long after the reply in which it was decided, so that it hits every part of an episode."""
 MAX_GROWTH = 1.3
 """Of the memory that is held after a tenth of the episodes: what only grows would grow further than this."""
 MAX_END_S = 60.0
@@ -180,8 +180,8 @@ def kill_something(browsers: SharedBrowsers, randomness: random.Random) -> Fault
     if not opened:
         return None
     fault = randomness.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    later = _break(randomness.choice(opened), fault, randomness.uniform(0.0, LATEST_S))
-    asyncio.run_coroutine_threadsafe(later, browsers._loop)
+    breaking = _break(randomness.choice(opened), fault, randomness.uniform(0.0, MAX_DELAY_S))
+    asyncio.run_coroutine_threadsafe(breaking, browsers._loop)
     return fault
 
 

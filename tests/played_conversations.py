@@ -94,15 +94,15 @@ def played(draw: st.DrawFn, name: str, tokenizer: Any) -> Played:
     if draw(st.booleans()):
         result.messages.append({"role": "system", "content": draw(texts)})
     result.messages.append({"role": "user", "content": draw(_asked(family))})
-    for left in range(draw(st.integers(1, 5)), 0, -1):
-        cut = left == 1 and draw(st.integers(0, 2)) == 0
+    for turns_left in range(draw(st.integers(1, 5)), 0, -1):
+        cut = turns_left == 1 and draw(st.integers(0, 2)) == 0
         # A single reply without thinking that was cut may as well be thinking: nobody can tell from its message.
         cut = cut and not (switched_off and family.opened and not result.outputs)
         _play_turn(draw, family, tokenizer, result, switched_off=switched_off, cut=cut)
-        if left > 1 and result.messages[-1].get("tool_calls"):
+        if turns_left > 1 and result.messages[-1].get("tool_calls"):
             for _ in result.messages[-1]["tool_calls"]:
                 result.messages.append({"role": "tool", "content": draw(texts)})
-        elif left > 1 or (not cut and draw(st.integers(0, 5)) == 0):
+        elif turns_left > 1 or (not cut and draw(st.integers(0, 5)) == 0):
             result.messages.append({"role": "user", "content": draw(_asked(family))})
     return result
 

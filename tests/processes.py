@@ -58,7 +58,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def start_of(pid: int) -> int:
+def start_ticks_of(pid: int) -> int:
     """When a process started, in clock ticks since boot; -1 when there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])

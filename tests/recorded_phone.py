@@ -45,12 +45,12 @@ class RecordedPhone:
         self._stamp = ""
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
-        self._steps, self._stamp = 0, f"{params_idx}" if task_name == UNIQUE else ""
-        return self._seen()
+        self._steps, self._stamp = 0, str(params_idx) if task_name == UNIQUE else ""
+        return self._observe()
 
     def step(self, action: Action) -> Observation:
         self._steps += 1
-        return self._seen()
+        return self._observe()
 
     def score(self) -> float:
         return 0.0
@@ -61,15 +61,15 @@ class RecordedPhone:
     def close(self) -> None:
         """As ``Device.close``."""
 
-    def _seen(self) -> Observation:
+    def _observe(self) -> Observation:
         with _ONE_AT_A_TIME:
             screens = _recorded()
-        seen = screens[self._steps % len(screens)]
+        screen = screens[self._steps % len(screens)]
         if not self._stamp:
-            return seen
+            return screen
         # Bytes after the end of a PNG change its hash and nothing that anybody sees.
-        stamped = seen.screenshot.data + f"{self._stamp}/{self._steps}".encode()
-        return replace(seen, screenshot=Image(data=stamped, media_type=seen.screenshot.media_type))
+        stamped = screen.screenshot.data + f"{self._stamp}/{self._steps}".encode()
+        return replace(screen, screenshot=Image(data=stamped, media_type=screen.screenshot.media_type))
 
 
 def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:

@@ -18,7 +18,7 @@ _ROW_ROLES = (TextRole.PRIMARY,)
 
 
 class Player:
-    """A pair of eyes and a finger."""
+    """Reads the screen of a device and acts on it; counts its actions."""
 
     def __init__(self, device: Device[Action], first_look: Observation) -> None:
         self._device = device

@@ -22,7 +22,7 @@ EXPECTED = {
 """What the reason of a skip says, as a regular expression, and what the test would need: ten entries at most."""
 
 
-def needs(reasons: Iterable[str]) -> list[str]:
+def lacking(reasons: Iterable[str]) -> list[str]:
     """Returns what each skipped test would need, or its reason where that is not in the list."""
     return [
         next((need for pattern, need in EXPECTED.items() if re.search(pattern, reason)), reason) for reason in reasons

@@ -1,7 +1,6 @@
-"""Clients that keep a server waiting: what attacks a bare port, and a port behind nginx.
+"""Attacks by slow clients on a server that a test has started, directly or behind nginx.
 
-An attack runs as a process of its own, ``python -m tests.slow_clients ATTACK PORT``, until it is ended. Only against a
-server that a test started.
+``python -m tests.slow_clients ATTACK PORT`` attacks until it is ended. ``ATTACKS`` has the names.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
 HALF_HEAD = b"POST /buffer/write HTTP/1.1\r\nHost: localh"
-READS_NOTHING = b"GET /dashboard/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
+MANY_REQUESTS = b"GET /dashboard/app.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 40
+"""Their replies are larger than the buffers of a connection, so a client that reads nothing blocks the server."""
 
 
-async def hold(port: int, says: bytes, trickle: bytes = b"", *, reads: bool = True) -> None:
-    """Connects, says something, and then a little more every second, until the server closes; then once more."""
+async def hold(port: int, first_bytes: bytes, trickle: bytes = b"", *, reads: bool = True) -> None:
+    """Connects, sends ``first_bytes``, then ``trickle`` every second until the server closes, and begins again."""
     while True:
         with contextlib.suppress(OSError):
             client = socket.socket()
@@ -29,18 +29,18 @@ async def hold(port: int, says: bytes, trickle: bytes = b"", *, reads: bool = Tr
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             with client:
                 await connect(client, port)
-                await asyncio.get_running_loop().sock_sendall(client, says)
+                await asyncio.get_running_loop().sock_sendall(client, first_bytes)
                 while await still_open(client, reads=reads):
                     await asyncio.get_running_loop().sock_sendall(client, trickle)
         await asyncio.sleep(1)
 
 
 async def still_open(client: socket.socket, *, reads: bool) -> bool:
-    """Waits a second; False as soon as the server has closed, for who reads."""
+    """Waits a second and returns True; a client that reads gets False as soon as the server has closed."""
     try:
         async with asyncio.timeout(1.0):
             if not reads:
-                await asyncio.sleep(2.0)
+                await asyncio.Event().wait()
             while await asyncio.get_running_loop().sock_recv(client, 4096):
                 pass
     except TimeoutError:
@@ -53,6 +53,7 @@ async def vanish(port: int, path: bytes) -> None:
     while True:
         with contextlib.suppress(OSError), socket.socket() as client:
             client.setblocking(False)
+            # A close that lingers for 0 s sends a reset.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             await connect(client, port)
             await asyncio.get_running_loop().sock_sendall(client, HEAD % (path, 60_000) + b" " * 30_000)
@@ -69,7 +70,7 @@ ATTACKS: dict[str, Attack] = {
     "half heads": lambda port: [hold(port, HALF_HEAD, b"a") for _ in range(1000)],
     "slow bodies": lambda port: [hold(port, HEAD % (b"/buffer/write", 200_000_000), b" ") for _ in range(500)],
     "slow bodies for threads": lambda port: [hold(port, HEAD % (b"/start_rollout", 60_000), b" ") for _ in range(500)],
-    "slow readers": lambda port: [hold(port, READS_NOTHING, reads=False) for _ in range(100)],
+    "slow readers": lambda port: [hold(port, MANY_REQUESTS, reads=False) for _ in range(100)],
     "idle connections": lambda port: [hold(port, b"") for _ in range(2000)],
     "clients that vanish": lambda port: [vanish(port, path) for path in (b"/buffer/write", b"/ack") for _ in range(50)],
 }
@@ -86,8 +87,8 @@ async def run_attack(name: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def attacked(name: str, port: int) -> Iterator[None]:
-    """Has a process attack a server while the block runs."""
+def under_attack(name: str, port: int) -> Iterator[None]:
+    """Attacks a server from another process while the block runs; the attack has begun when the block begins."""
     command = [sys.executable, "-m", "tests.slow_clients", name, str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

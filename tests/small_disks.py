@@ -41,7 +41,7 @@ def mounted_ext4(image: Path, folder: Path, *, megabytes: int = 0) -> Iterator[P
 
 
 def abort(folder: Path) -> None:
-    """Has ext4 do what it does after an error of the disk: from now on nothing can be written."""
+    """Makes ext4 behave as after an error of the disk: from now on nothing can be written."""
     subprocess.run(["mount", "-o", "remount,abort", str(folder)], check=True)
 
 
@@ -60,8 +60,8 @@ def _unmount(folder: Path) -> None:
 def fill(folder: Path, *, leave: int = 0) -> Path:
     """Writes a file until the disk of a folder holds no byte more than ``leave``; returns the file."""
     path = folder / "ballast"
-    found = os.statvfs(folder)
-    room = max(0, found.f_bavail * found.f_frsize - leave)
+    disk = os.statvfs(folder)
+    room = max(0, disk.f_bavail * disk.f_frsize - leave)
     with path.open("ab") as file, contextlib.suppress(OSError):
         os.posix_fallocate(file.fileno(), path.stat().st_size, room)
     if leave == 0:

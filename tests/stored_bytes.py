@@ -1,4 +1,4 @@
-"""Examines all stored bytes."""
+"""Finds damage in the payloads and images of a store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows
 
 
-def examine(store: Store) -> Iterator[str]:
+def find_damage(store: Store) -> Iterator[str]:
     """Reads every stored payload and image and yields a message for each damaged one."""
     with store.read() as connection:
         images = dict(image_rows.all_image_refs(connection))

@@ -1,4 +1,4 @@
-"""Small builders that tests share."""
+"""Builders of records and one-line calls of the buffer, for tests of all packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PNG_HASH = hashlib.sha256(PNG).hexdigest()
 
 
 class Claims(SlotClaims):
-    """Takes and loses slots in transactions of their own."""
+    """``SlotClaims`` that takes or loses a slot in a transaction of its own."""
 
     def __init__(self, buffer: Buffer) -> None:
         super().__init__(buffer)
@@ -52,6 +52,7 @@ class Claims(SlotClaims):
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:
+    """The body of an item as a program posts it to ``/buffer/write``."""
     conversation = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": f"answer of {uid}"}]
     item = {"uid": uid, "instance_id": instance_id, "messages": conversation, "reward": reward, "extra_info": {}}
     return {**item, **changes}
@@ -79,13 +80,13 @@ def start_played(buffer: Buffer, ids: Sequence[str] = ("a",), **changes: Any) ->
 
 
 def plugin_of(task_type: str, create: Callable[[], Generator], **changes: Any) -> Plugin:
-    """A generator's file, as the runner gets it."""
+    """A task type as the registry hands it to a runner."""
     values: dict[str, Any] = {"needs_ray": False, "reward_range": None, "functions": DEFAULT_FUNCTIONS, **changes}
     return Plugin(task_type=task_type, source=Path(f"{task_type}.py"), create_generator=create, **values)
 
 
 def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes: Any) -> Trajectory:
-    """What a generator brings of an episode that came to its end."""
+    """What a generator returns for a completed episode."""
     values: dict[str, Any] = {
         "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}],
         "outcome": Outcome.COMPLETED,
@@ -96,6 +97,7 @@ def trajectory(uid: str, instance_id: str = "a", reward: float = 1.0, **changes:
 
 
 def write(buffer: Buffer, job: JobRecord | None, *items: dict[str, Any]) -> list[str]:
+    """Writes the items in one call; returns the status of each."""
     decoded = [decode_written_item(item) for item in items]
     _, results = buffer.write_items(None if job is None else job.job_id, decoded)
     return [result.status for result in results]
@@ -105,8 +107,8 @@ def poll(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery | None:
     return buffer.take(job, parse(PollPayload, options))
 
 
-def delivery_of(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery:
-    """Polls once, and gets something."""
+def polled_delivery(buffer: Buffer, job: JobRecord, **options: Any) -> Delivery:
+    """The delivery of one poll, for which groups must be ready."""
     delivery = poll(buffer, job, **options)
     assert delivery is not None
     return delivery
@@ -122,7 +124,7 @@ def begun_attempt(buffer: Buffer, fence: int, group: GroupRecord, slot: int) -> 
 def delivered_items(
     buffer: Buffer, delivery: Delivery, *, inline_images: bool = False
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """The members of a delivery as (light keys, payload JSON)."""
+    """The members of a delivery, each as the keys that are not in its stored payload, and the payload's JSON."""
     for light, pieces in buffer.delivered_pieces(delivery, inline_images=inline_images):
         yield light, b"".join(pieces)
 
@@ -131,21 +133,21 @@ def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:
     return [] if delivery is None else [light["uid"] for light, _ in delivered_items(buffer, delivery)]
 
 
-def slots(buffer: Buffer, job: JobRecord) -> dict[str, int]:
-    """The job's accounting, checked to balance."""
+def slot_counts(buffer: Buffer, job: JobRecord) -> dict[str, int]:
+    """The job's slots by state, and ``submitted``, of which it asserts that it is their sum."""
     accounting: dict[str, int] = describe_job(buffer.store, job)["slots"]
     assert accounting["submitted"] == sum(count for state, count in accounting.items() if state != "submitted")
     return accounting
 
 
-def stored_image() -> dict[str, Any]:
+def message_with_image() -> dict[str, Any]:
     """A message with a screenshot in it."""
     part = {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}}
     return {"role": "user", "content": [part]}
 
 
 def become_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path, step: str = "") -> None:
-    """Makes this process one of a made-up version after the present one, whose step adds a column and a trigger."""
+    """Gives this process the schema after the present one. ``step`` is the SQL that leads to it, or ``NEXT_STEP``."""
     version = migrations.SCHEMA_VERSION + 1
     for earlier in migrations.MIGRATIONS_FOLDER.glob("migration_to_*.sql"):
         shutil.copy(earlier, folder)

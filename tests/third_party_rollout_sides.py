@@ -1,7 +1,7 @@
-"""A trainer and a rollout server as a stranger would write them with nothing but the guide at hand.
+"""A trainer and a rollout server as a stranger would write them from the guide alone.
 
 They share no code with the project: the mask is counted by the guide's formula (``last_prompt_length``), the trainer
-renders every conversation again. What they see is kept for the tests to look at.
+renders every conversation again. They keep the requests and replies that they get for the tests to look at.
 """
 
 from __future__ import annotations

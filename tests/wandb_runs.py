@@ -13,6 +13,7 @@ FILE_HEADER_BYTES = 7
 RECORD_HEADER_BYTES = 7
 BLOCK_BYTES = 32 * 1024
 WHOLE, LAST = 1, 4
+"""Kinds of LevelDB's records that end an entry: one that is whole, and the last of several parts."""
 TIMEOUT_S = 20.0
 
 

@@ -1,4 +1,4 @@
-"""A scripted device that owns a real emulator process: one that does nothing but live. For tests of what is left over.
+"""A scripted device that owns a real ``EmulatorProcess``, whose program only sleeps. For tests of what is left over.
 
 The settings name it as ``device: tests.watchdog_device:create_device``. ``make_sdk`` writes the programs it starts.
 """

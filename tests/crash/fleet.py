@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.crash.disk import SmallDisk
 from tests.crash.workload import MARK, Journal, Plan
 from tests.held_sockets import HeldSockets
-from tests.processes import children_of, processes_with, start_of
+from tests.processes import children_of, processes_with, start_ticks_of
 
 GENERATORS = Path(__file__).with_name("generators")
 HEALTHY_WITHIN_S = 90.0
@@ -25,7 +26,7 @@ STOP_WITHIN_S = 15.0
 HEARTBEAT_TIMEOUT_S = 10.0
 TURN_LIMIT_S = 4.0
 FREEZES_S = (1.0, 3.0, 6.0, 16.0)
-"""How long a process is stopped: in most cases it goes on before somebody loses patience."""
+"""How long a process is stopped; only the last is longer than ``HEARTBEAT_TIMEOUT_S``."""
 FULL_FOR_S = 6.0
 
 
@@ -155,13 +156,12 @@ class Fleet:
         else:
             crew.process, crew.killed = self._start(crew.name, crew.arguments), False
 
-    def tend_until(self, done: object, timeout_s: float, what: str) -> None:
-        """Tends until a condition holds.
+    def tend_until(self, done: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Reconciles until ``done``.
 
         Raises:
-            FleetError: it did not within ``timeout_s``.
+            FleetError: it was not within ``timeout_s``.
         """
-        assert callable(done)
         deadline = time.monotonic() + timeout_s
         while not done():
             if time.monotonic() > deadline:
@@ -217,7 +217,7 @@ class Fleet:
         """Kills a victim at once. For ``frozen runner`` the runner is stopped first, and goes on after its replacement
         has started. ``freeze`` only stops it for a while, ``everything`` kills all that runs at the same moment."""
         if kind == "freeze":
-            self._frozen.append((time.monotonic() + length_s, pid, start_of(pid)))
+            self._frozen.append((time.monotonic() + length_s, pid, start_ticks_of(pid)))
             os.kill(pid, signal.SIGSTOP)
             return
         if kind == "full disk":
@@ -229,7 +229,8 @@ class Fleet:
             return
         if kind == "frozen runner":
             for _, runner in self.victims("runner"):
-                self._frozen.append((time.monotonic() + 6.0, runner, start_of(runner)))
+                # long enough for serve to start again and replace the runner
+                self._frozen.append((time.monotonic() + 6.0, runner, start_ticks_of(runner)))
                 os.kill(runner, signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
         if name == "serve":
@@ -243,7 +244,7 @@ class Fleet:
             crew.process.wait()
 
     def _kill_everything(self) -> None:
-        """As a power cut would, but for what is in the kernel's hands."""
+        """Kills as a power cut would, but what was handed to the kernel is still written."""
         for pid in self.marked():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -264,7 +265,7 @@ class Fleet:
         for entry in [entry for entry in self._frozen if entry[0] < time.monotonic()]:
             _, pid, started = entry
             self._frozen.remove(entry)
-            if start_of(pid) == started:
+            if start_ticks_of(pid) == started:
                 self.journal.note(thawed=pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)

@@ -1,13 +1,13 @@
-"""The crash test: a buffer under load, ``kill -9`` at random moments, and then the view.
+"""The crash test: a buffer under load, ``kill -9`` at random moments, and an audit of its store.
 
     python -m tests.crash.run --kills 200 --seed 0 [--minutes N] [--folder FOLDER] [--without KIND …]
 
 Writers fill a job over HTTP, runners play two others (one needs a Ray cluster), agents play sessions of the gateway
 with a scripted engine, trainers lease, acknowledge, train and write checkpoints. All of them, and every process of
 the buffer itself, are killed again and again, alone or all at once, or stopped for a while (SIGSTOP); the disk is
-filled to its last byte and emptied; what dies is restarted only where nobody else does it. The accounting is read all
-the time and after every blow. Afterwards nothing may be lost, nothing doubled and nothing left behind. The last line
-is the verdict. Exit code 0: the view balance; 1: they do not, and the report says where.
+filled to its last byte and emptied. The test restarts only those processes that nobody else restarts. The accounting
+is read all the time and after every blow. In the end nothing may be lost, nothing doubled and no process left behind.
+The last line of the report is the verdict. Exit code 0: everything balances; 1: the report says what does not.
 """
 
 from __future__ import annotations

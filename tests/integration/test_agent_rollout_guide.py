@@ -108,7 +108,7 @@ def test_the_four_functions_take_the_guides_arguments_by_place_and_by_name(name:
     assert found == parameters
 
 
-def test_two_of_them_are_awaited_and_two_are_not() -> None:
+def test_two_of_the_four_functions_are_awaited_and_two_are_not() -> None:
     assert inspect.iscoroutinefunction(generate_agent_rollout)
     assert inspect.iscoroutinefunction(get_rollout_data)
     assert not inspect.iscoroutinefunction(start_rollout)

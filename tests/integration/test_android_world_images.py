@@ -86,7 +86,7 @@ def segments(trajectory: Trajectory) -> list[tuple[str, bool]]:
     return picture
 
 
-async def test_three_turns_are_the_picture_position_by_position(trajectory: Trajectory) -> None:
+async def test_three_turns_have_the_tokens_mask_log_probs_and_images_of_each_position(trajectory: Trajectory) -> None:
     names = [image.sha256 for image in trajectory.images]
     assert len(set(names)) == 3
     assert [list(generation.images or ()) for generation in trajectory.generations] == [names[:1], names[:2], names]

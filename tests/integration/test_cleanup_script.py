@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import CHECKOUT_MARK, DEVICE_MARK
 from tests.integration.conftest import wait_until
-from tests.processes import is_alive, start_of
+from tests.processes import is_alive, start_ticks_of
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"
@@ -89,7 +89,7 @@ class Host:
         return None
 
     def record(self, kind: str, pid: int, *, avd: str, start: int | None = None, boot: str = BOOT) -> Path:
-        path = self.records / f"{pid}-{start if start is not None else start_of(pid)}"
+        path = self.records / f"{pid}-{start if start is not None else start_ticks_of(pid)}"
         facts = f"kind={kind}\navd={avd}\nserial=emulator-5554\nadb_port=1\nadb=adb\nboot={boot}\n"
         path.write_text(f"{facts}checkout={CHECKOUT}\n")
         return path
@@ -159,7 +159,9 @@ def test_what_only_looks_like_ours_survives(host: Host) -> None:
         "a record of another pattern": host.program(EMULATOR),
         "an adb server of somebody else": foreign_server.pid,
     }
-    host.record("emulator", decoys["a recycled id"], avd="cleanup_test_2", start=start_of(decoys["a recycled id"]) - 1)
+    host.record(
+        "emulator", decoys["a recycled id"], avd="cleanup_test_2", start=start_ticks_of(decoys["a recycled id"]) - 1
+    )
     host.record("emulator", decoys["an id of another boot"], avd="cleanup_test_3", boot="another")
     host.record("emulator", decoys["a record of another pattern"], avd="somebody_elses_4")
     (host.records / "1-x").write_text("kind=emulator\navd=cleanup_test_5\n")

@@ -188,7 +188,7 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(kind: str, tokenizer
     assert max(differences) < TOLERANCE
 
 
-async def test_in_the_unedited_context_they_would_differ(tokenizer: Any, model: Any) -> None:
+async def test_recomputed_log_probs_differ_in_the_unedited_context(tokenizer: Any, model: Any) -> None:
     """The turn after a deletion, put after what was there before it: the test above can fail."""
     trajectory = await played("scored", tokenizer)
     before, after = trajectory.generations[2], trajectory.generations[3]

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import JobState
 from tests.integration.conftest import BufferProcess, wait_until
-from tests.support import become_next_version, poll, slots, stored_image, uids, write, written
+from tests.support import become_next_version, message_with_image, poll, slot_counts, uids, write, written
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -29,7 +29,7 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     client = server.client
     client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "written"})
     for number in range(6):
-        client.write([written(f"u{number}", f"i{number}", messages=[stored_image()])], job_id="written")
+        client.write([written(f"u{number}", f"i{number}", messages=[message_with_image()])], job_id="written")
     acked, leased = (
         client.get_rollout_data(job_id="written", lease_s=3600, max_groups=2, poll_id=f"poll-{number}", consumer_id="t")
         for number in range(2)
@@ -59,7 +59,7 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     assert uids(buffer, poll(buffer, jobs["written"])) == ["u4", "u5"]
     assert write(buffer, jobs["written"], written("u0", "i0"), written("u9", "i9")) == ["duplicate", "stored"]
     assert jobs["played"].state is JobState.PAUSED
-    ready = slots(buffer, jobs["played"])["ready"]
+    ready = slot_counts(buffer, jobs["played"])["ready"]
     assert len(uids(buffer, poll(buffer, jobs["played"]))) == ready > 0
     store.close()
 

@@ -203,7 +203,9 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(mode: str, tokenizer
 
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
-async def test_they_do_behind_an_engine_that_tokenises_prompts_anew(mode: str, tokenizer: Any, model: Any) -> None:
+async def test_recomputed_log_probs_equal_those_of_a_re_tokenising_engine(
+    mode: str, tokenizer: Any, model: Any
+) -> None:
     async with changing(URL, retokenised(tokenizer)) as url:
         trajectories = await played(mode, tokenizer, url)
     differing = 0

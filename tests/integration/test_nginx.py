@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.integration.conftest import BufferProcess, answers, server_workers, wait_until
-from tests.slow_clients import ATTACKS, attacked
+from tests.slow_clients import ATTACKS, under_attack
 from tests.support import written
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -115,7 +115,7 @@ def test_honest_clients_are_served_through_an_attack(
     buffer: BufferProcess, front: Front, honest: requests.Session, attack: str
 ) -> None:
     before = server_workers(buffer)
-    with attacked(attack, front.port):
+    with under_attack(attack, front.port):
         until, writes = time.monotonic() + ATTACK_S, 0
         while time.monotonic() < until or not writes:
             writes += 1

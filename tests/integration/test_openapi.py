@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from tests.asgi_client import create_app
 from tests.example_counts import examples
-from tests.support import PNG_HASH, poll, start_external, stored_image, write, written
+from tests.support import PNG_HASH, message_with_image, poll, start_external, write, written
 
 MODES = {"allowed": "POSITIVE", "forbidden": "NEGATIVE"}
 """By the names of Schemathesis' modes. It is imported by tests: each worker of a run collects this file."""
@@ -49,7 +49,13 @@ def description(app: Any) -> Any:
 def fill(buffer: Buffer) -> None:
     job = start_external(buffer, n=2, job_id="j")
     start_external(buffer, n=1, job_id="a/b")
-    write(buffer, job, written("u0", reward=0.0, messages=[stored_image()]), written("a/0"), written("u1", "other"))
+    write(
+        buffer,
+        job,
+        written("u0", reward=0.0, messages=[message_with_image()]),
+        written("a/0"),
+        written("u1", "other"),
+    )
     delivery = poll(buffer, job, lease_s=3600.0)
     assert delivery is not None
     KNOWN["delivery_id"] = [delivery.delivery_id]

@@ -14,8 +14,8 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.small_disks import mounted_ext4
-from tests.stored_bytes import examine
-from tests.support import poll, slots, uids
+from tests.stored_bytes import find_damage
+from tests.support import poll, slot_counts, uids
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -73,9 +73,9 @@ def test_what_was_acknowledged_is_there_after_a_power_cut(tmp_path: Path, acknow
     with mounted_ext4(copy, tmp_path / "after") as disk:
         buffer = Buffer(Store(disk / "data"))
         assert recover(buffer.store).damaged == []
-        assert list(examine(buffer.store)) == []
+        assert list(find_damage(buffer.store)) == []
         job = buffer.job("j")
-        assert slots(buffer, job)["ready"] >= acknowledged
+        assert slot_counts(buffer, job)["ready"] >= acknowledged
         assert uids(buffer, poll(buffer, job))[:acknowledged] == known
         buffer.store.close()
 

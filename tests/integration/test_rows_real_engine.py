@@ -156,7 +156,7 @@ def check(samples: Sequence[Sample], name: str) -> None:
     logger.info("%s: %d trained positions, largest difference %.1e", name, sum(map(len, recorded)), worst)
 
 
-def test_one_sampled_turn(start_buffer: StartBuffer) -> None:
+def test_one_sampled_turn_has_the_engines_log_probs(start_buffer: StartBuffer) -> None:
     samples = delivered(start_buffer("--allow-tokenizer", MODEL), "math", MATH, 48)
     assert len(samples) == len(MATH)
     check(samples, "math")
@@ -164,7 +164,9 @@ def test_one_sampled_turn(start_buffer: StartBuffer) -> None:
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
 @pytest.mark.parametrize("engine", ["keeps ids", "re-tokenises", "re-tokenises and does not say so"])
-async def test_three_sampled_turns(start_buffer: StartBuffer, mode: str, engine: str) -> None:
+async def test_three_sampled_turns_have_the_engines_log_probs(
+    start_buffer: StartBuffer, mode: str, engine: str
+) -> None:
     """Every trained token has the log-prob that the engine recorded, and no token is left out without need."""
     buffer = start_buffer("--allow-tokenizer", MODEL, "--generator-dir", str(TESTS / "data" / "generators"))
     talks = [talk | {"mode": mode, "spelled": engine != "keeps ids" and talk is TALKS[0]} for talk in TALKS]

@@ -122,7 +122,7 @@ def test_slimes_own_checkpoint_brings_a_resumed_trainer_the_rest(manager_report:
     assert manager_report["resumed"]["instances"] == ["task-2"] * 4 + ["task-3"] * 4
 
 
-def test_rows_of_one_trajectory_and_dummies_do_not_bend_the_baseline(manager_report: dict[str, Any]) -> None:
+def test_rows_of_one_trajectory_and_dummies_do_not_change_the_baseline(manager_report: dict[str, Any]) -> None:
     """Slot 0 has two rows, slot 1 is a dummy; rewards are 0, -, 0, 1, and make up for two dummies in eight."""
     rows = manager_report["several_rows"]
 

@@ -318,7 +318,7 @@ def test_every_picture_reaches_the_model_beside_its_row(seeing: Seen, vision: Pa
     assert sum(len(grids or []) for grids in seeing["images"]) == 10
 
 
-def test_the_eyes_are_trained_too_and_the_gradient_is_on_masked_tokens(seeing: Seen) -> None:
+def test_the_vision_encoder_is_trained_too_and_the_gradient_is_on_tokens_with_mask_1(seeing: Seen) -> None:
     of_eyes = {name: size for name, size in seeing["gradients"].items() if ".visual." in name}
 
     assert any(size > 0 for size in of_eyes.values())

@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.integration.conftest import BufferProcess, answers, server_workers, wait_until
-from tests.slow_clients import ATTACKS, attacked
+from tests.slow_clients import ATTACKS, under_attack
 from tests.support import written
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -62,11 +62,11 @@ class Writer:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_it_survives_loses_nothing_acknowledged_and_is_well_again_within_seconds(
+def test_a_bare_port_survives_each_attack_without_losing_what_was_acknowledged(
     buffer: BufferProcess, attack: str
 ) -> None:
     before = server_workers(buffer)
-    with Writer(buffer, attack) as writer, attacked(attack, buffer.port):
+    with Writer(buffer, attack) as writer, under_attack(attack, buffer.port):
         time.sleep(ATTACK_S)
     ended = time.monotonic()
     for path in ("/health", "/jobs"):  # the second is one of Flask's

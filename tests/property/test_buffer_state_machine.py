@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from tests.example_counts import examples
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import poll, slot_counts, start_external, uids, write, written
 
 GROUP_SIZE = 2
 LEASE_S = 10.0
@@ -113,14 +113,14 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def start_again_late(self, data: st.DataObject) -> None:
-        before = slots(self.buffer, self.job)
+        before = slot_counts(self.buffer, self.job)
         again = self._start(self.starts[data.draw(st.integers(0, len(self.starts) - 1))])
         assert (again.key, again.trainer_run) == (self.job.key, len(self.starts))
-        assert slots(self.buffer, self.job) == before
+        assert slot_counts(self.buffer, self.job) == before
 
     @invariant()
     def the_accounting_balances(self) -> None:
-        accounting = slots(self.buffer, self.job)
+        accounting = slot_counts(self.buffer, self.job)
         assert accounting["submitted"] == len(INSTANCES) * 2 * GROUP_SIZE
         assert accounting["delivered"] == len(self.delivered)
         assert accounting["leased"] == sum(len(got) for got, _ in self.leased.values())

@@ -27,7 +27,7 @@ from slime_plugins.rollout_buffer.types import (
 )
 from slime_plugins.rollout_buffer.wire import job_settings
 from tests.example_counts import examples
-from tests.support import poll, slots, start_played, trajectory, uids
+from tests.support import poll, slot_counts, start_played, trajectory, uids
 
 NAMES = ("a", "b", "c")
 GROUP_SIZE = 2
@@ -248,7 +248,7 @@ class PlayedJobMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_accounting_is_the_models(self) -> None:
-        accounting = slots(self.buffer, self.job)
+        accounting = slot_counts(self.buffer, self.job)
         for state in ("open", "ready", "leased", "delivered", "failed", "skipped"):
             assert accounting[state] == GROUP_SIZE * list(self.states.values()).count(state), (state, self.states)
 

@@ -151,7 +151,7 @@ def test_the_page_may_run_and_load_nothing_of_others(guarded: FlaskClient) -> No
     assert "https://" not in page
 
 
-def test_what_has_not_changed_is_not_sent_again(guarded: FlaskClient) -> None:
+def test_a_file_that_has_not_changed_is_not_sent_again(guarded: FlaskClient) -> None:
     first = guarded.get("/dashboard/app.js")
     again = guarded.get("/dashboard/app.js", headers={"If-None-Match": first.headers["ETag"]})
     assert (first.status_code, again.status_code, again.get_data()) == (200, 304, b"")

@@ -32,7 +32,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("host", OURS)
-def test_names_of_this_machine_and_named_ones_pass(host: str) -> None:
+def test_names_of_this_machine_and_allowed_names_pass(host: str) -> None:
     check_host(host, ["Buffer.lan"])
 
 

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError, NotFoundErr
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from tests.asgi_client import create_app, serving_wsgi
-from tests.support import stored_image, written
+from tests.support import message_with_image, written
 
 JOB = "/runs/a b//1"
 
@@ -28,7 +28,11 @@ def url(tmp_path: Path) -> Iterator[str]:
     app = create_app(ServeSettings(data_dir=tmp_path / "data"))
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     buffer.beat(SUPERVISOR.name, os.getpid(), {"task_types": {"external": {}}, "broken_generators": {}})
-    items = [written("u/0?#%", "é", messages=[stored_image()]), written("u1", "b", reward=0.25), written("u2", "c")]
+    items = [
+        written("u/0?#%", "é", messages=[message_with_image()]),
+        written("u1", "b", reward=0.25),
+        written("u2", "c"),
+    ]
     with serving_wsgi(app) as address:
         client = RolloutBufferClient(address)
         client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": JOB})
@@ -53,7 +57,7 @@ def test_trajectories_are_searched_and_fetched(url: str) -> None:
     client = RolloutBufferClient(url)
     found = client.trajectories(job_id=JOB, max_reward=0.5)
     assert [entry["uid"] for entry in found["trajectories"]] == ["u1"]
-    assert client.trajectory("u/0?#%", job_id=JOB, images="inline")["messages"] == [stored_image()]
+    assert client.trajectory("u/0?#%", job_id=JOB, images="inline")["messages"] == [message_with_image()]
     with pytest.raises(NotFoundError, match="no trajectory"):
         client.trajectory("nope")
     with pytest.raises(InvalidPayloadError, match="outcome"):

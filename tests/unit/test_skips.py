@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.skips import EXPECTED, unexpected
 
 
-def test_a_missing_browser_or_package_may_not() -> None:
+def test_a_skip_for_a_missing_browser_or_package_is_unexpected() -> None:
     reasons = [
         "Skipped: no Chromium on the PATH, and ROLLOUT_BUFFER_CHROMIUM names none",
         "Skipped: Ray is not installed",
@@ -13,5 +13,5 @@ def test_a_missing_browser_or_package_may_not() -> None:
     assert unexpected(reasons) == sorted(reasons)
 
 
-def test_what_may_be_skipped_is_ten_reasons_at_most() -> None:
+def test_at_most_ten_kinds_of_skips_are_expected() -> None:
     assert len(EXPECTED) <= 10

@@ -30,14 +30,14 @@ from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from tests.asgi_client import create_app, serving_wsgi
-from tests.support import PNG, PNG_HASH, stored_image, written
+from tests.support import PNG, PNG_HASH, message_with_image, written
 
 ANSWER = (
     '<thinking>\nI see the app.\n</thinking>\n<tool_call>\n{"name": "tap", "arguments": {}}\n</tool_call>\n'
     "<conclusion>Tapped.</conclusion>"
 )
 EPISODE: dict[str, Any] = {
-    "messages": [stored_image(), {"role": "assistant", "content": ANSWER}],
+    "messages": [message_with_image(), {"role": "assistant", "content": ANSWER}],
     "extra_info": {"reward_breakdown": {"success": 1.0, "steps": 3}},
 }
 
@@ -314,7 +314,7 @@ def exported(served: Served, path: Path, *options: str) -> dict[str, Any]:
     return counts
 
 
-def test_lines_are_what_was_delivered_with_their_screenshots_beside_them(served: Served, tmp_path: Path) -> None:
+def test_exported_lines_are_what_was_delivered_with_the_screenshots_beside_them(served: Served, tmp_path: Path) -> None:
     counts = exported(served, tmp_path / "out.jsonl")
     delivered = {entry["uid"] for entry in served.client.trajectories()["trajectories"] if entry["delivery_id"]}
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -398,7 +398,7 @@ def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Pat
     assert (refused.exit_code, (tmp_path / "mine" / "notes").exists()) == (2, True)
 
 
-def test_what_retention_forgot_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
+def test_what_retention_purged_is_counted_and_left_out(served: Served, tmp_path: Path) -> None:
     served.client.get_rollout_data(job_id="j")
     purge(served.buffer.store, now=time.time() + 100, retain_s=50)
     counts = exported(served, tmp_path / "out", "--all")
@@ -440,7 +440,7 @@ def test_a_skip_list_is_exported_edited_and_lets_the_job_go_on_from_it(served: S
 
 
 @pytest.mark.parametrize(("text", "encoding"), [('["a", 7]', "utf-8"), ("a\n7\n", "utf-8-sig")])
-def test_a_list_goes_into_a_start_payload(served: Served, tmp_path: Path, text: str, encoding: str) -> None:
+def test_a_skip_list_goes_into_a_start_payload(served: Served, tmp_path: Path, text: str, encoding: str) -> None:
     (tmp_path / "l").write_text(text, encoding=encoding)
     call = ("skip-list", "import", "j", str(tmp_path / "l"), "--output", str(tmp_path / "start.json"))
     served.said(*call)

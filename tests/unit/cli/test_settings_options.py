@@ -46,7 +46,7 @@ def call(app: typer.Typer, *arguments: str, **variables: str) -> str:
     return " ".join(result.output.replace("│", " ").split())
 
 
-def test_without_any_the_fields_defaults_hold(app: typer.Typer, served: list[dict[str, Any]]) -> None:
+def test_without_flag_variable_or_file_the_fields_defaults_hold(app: typer.Typer, served: list[dict[str, Any]]) -> None:
     call(app)
     assert build_serve_settings(**served[0]) == ServeSettings()
 

@@ -16,7 +16,7 @@ from tests.crash import accounting as checks
 from tests.crash.accounting import StoreView
 from tests.crash.run import _plan
 from tests.crash.workload import SESSIONS_JOB, WRITTEN_JOB, Journal, Plan, requests_of_writer
-from tests.support import delivered_items, delivery_of, start_external, uids
+from tests.support import delivered_items, polled_delivery, start_external, uids
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def view(plan: Plan) -> Iterator[StoreView]:
     trainer = Journal(plan.path("leasing-a0.jsonl"))
     for number in range(plan.written_groups):
         trainer.note(asked=f"poll{number}")
-        delivery = delivery_of(buffer, job, lease_s=60, max_groups=1)
+        delivery = polled_delivery(buffer, job, lease_s=60, max_groups=1)
         group = next(delivered_items(buffer, delivery))[0]["group_index"]
         trainer.note(got=delivery.delivery_id, groups={str(group): "digest"}, uids=uids(buffer, delivery))
         trainer.note(acked=buffer.acknowledge([delivery.delivery_id])["acked"], expired=[])

@@ -381,7 +381,7 @@ async def test_an_episode_that_waits_fails_when_its_pool_closes() -> None:
         held.give_back()
 
 
-async def test_a_pool_that_closes_says_goodbye_once_and_also_to_a_manager_that_is_gone() -> None:
+async def test_a_pool_that_closes_leaves_its_manager_once_also_if_that_is_gone() -> None:
     said: list[str] = []
 
     class Noting(DeviceManager):

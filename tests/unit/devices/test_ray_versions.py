@@ -62,7 +62,7 @@ def test_a_refusal_names_both_versions_and_the_remedy(ray: str, python: str, say
         (ConnectionError("Could not find any running Ray instance."), DeviceError),
     ],
 )
-def test_joining_raises_what_it_is_about(
+def test_joining_a_cluster_raises_an_error_of_the_kind_of_its_cause(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(ray: Any, address: str) -> None:

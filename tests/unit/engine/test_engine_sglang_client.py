@@ -390,7 +390,7 @@ class TestNonsense:
             assert reply.output_ids == (7, 8)
 
     @pytest.mark.parametrize("count", [-1, 2**70, 1.5, "70", True])
-    async def test_a_count_that_is_none_is_left_out(self, count: Any) -> None:
+    async def test_a_count_of_tokens_that_is_no_count_is_left_out(self, count: Any) -> None:
         """It would be written as JSON with the trajectory, which has no number so large."""
         reply, _ = await play(answered([7], prompt_tokens=count, cached_tokens=count))
         assert (reply.prompt_tokens, reply.cached_tokens) == (None, None)
@@ -404,7 +404,7 @@ class TestNonsense:
         assert reply.output_log_probs == (0.0,)
 
     @pytest.mark.parametrize("url", ["", "localhost:30000", "http://", "ftp://host"])
-    def test_an_address_that_is_none_is_refused(self, url: str) -> None:
+    def test_an_address_that_is_no_http_url_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigError, match="http://host:port"):
             SglangEngine(url)
 
@@ -428,7 +428,7 @@ async def turns_with_probe(answers: list[Answer], tokenize: list[web.Response], 
 
 
 class TestTokenizer:
-    async def test_an_engine_with_another_tokenizer_is_sent_no_id(self) -> None:
+    async def test_an_engine_with_another_tokenizer_is_sent_no_prompt(self) -> None:
         server = ScriptedSglang([], tokenize_answers=[web.json_response({"tokens": [5, 9, 7]})])
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK, tokenizer_probe=PROBE)
@@ -440,11 +440,11 @@ class TestTokenizer:
         assert server.tokenized == [{"prompt": "Hello", "add_special_tokens": False}]
 
     @pytest.mark.parametrize("odd", [b"", b"[]", b"null", b'{"tokens": 5}', b"<html>", b"[" * 100_000])
-    async def test_an_engine_that_does_not_say_is_taken(self, odd: bytes) -> None:
+    async def test_an_engine_whose_tokenize_route_answers_nonsense_is_accepted(self, odd: bytes) -> None:
         server = await turns_with_probe([answered([7]), answered([7])], [web.Response(body=odd)])
         assert len(server.bodies) == 2
 
-    async def test_an_engine_without_the_route_is_taken(self) -> None:
+    async def test_an_engine_without_a_tokenize_route_is_accepted(self) -> None:
         server = await turns_with_probe([answered([7]), answered([7])], [])
         assert len(server.bodies) == 2
 
@@ -464,7 +464,7 @@ class TestTokenizer:
         with pytest.raises(EngineError, match="another tokenizer"):
             await turns_with_probe([answered([7])], [web.Response(status=503), web.json_response({"tokens": [1]})])
 
-    async def test_many_turns_share_the_question(self) -> None:
+    async def test_many_turns_share_one_check_of_the_tokenizer(self) -> None:
         server = ScriptedSglang(
             [answered([7]) for _ in range(50)], tokenize_answers=[web.json_response({"tokens": [5, 6, 7]})]
         )

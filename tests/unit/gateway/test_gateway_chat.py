@@ -187,7 +187,7 @@ async def test_what_the_engine_refuses_is_the_requests_fault_and_its_absence_is_
 # --- how it samples --------------------------------------------------------------------------------------------------
 
 
-async def test_the_clients_wishes_come_before_the_jobs_and_its_cap_after(
+async def test_the_clients_sampling_parameters_override_the_jobs_up_to_the_jobs_cap(
     gateway: GatewayUnderTest, script: Script
 ) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer, sampling_params={"top_p": 0.9, "max_tokens": 50}))

@@ -18,9 +18,9 @@ from tests.gateway_support import (
     USER,
     GatewayUnderTest,
     HeldEngine,
-    counting,
+    counting_engine,
     gateway_on,
-    said,
+    message_of,
     start_session_job,
 )
 from tests.support import PNG, poll, uids
@@ -41,17 +41,17 @@ def stored_turns(gateway: GatewayUnderTest) -> int:
 
 
 async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids_and_pictures(tmp_path: Path) -> None:
-    first, second = counting(), counting()
+    first, second = counting_engine(), counting_engine()
     async with gateway_on(tmp_path, first) as gateway:
         job = start_session_job(gateway.buffer, n=1, message_matching="role_content_only")
         opened = await gateway.open(job, idle_timeout_s=1234)
-        one = said(await gateway.chat(opened, [USER]))
-        two = said(await gateway.chat(opened, [USER, one, LOOK]))
+        one = message_of(await gateway.chat(opened, [USER]))
+        two = message_of(await gateway.chat(opened, [USER, one, LOOK]))
     async with gateway_on(tmp_path, second) as gateway:
         shown = (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body
         assert (shown["turns"], shown["branches"], shown["idle_timeout_s"]) == (2, 1, 1234)
         reminded = {**USER, "content": USER["content"] + "<system-reminder>It is Friday.</system-reminder>"}
-        said(await gateway.chat(opened, [reminded, one, LOOK, two, USER]))
+        message_of(await gateway.chat(opened, [reminded, one, LOOK, two, USER]))
         (asked,) = second.requests
         before = tuple(first.requests[1].input_ids)
         assert tuple(asked.input_ids[: len(before)]) == before
@@ -76,8 +76,8 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
     async with gateway_on(tmp_path, FakeEngine([reply])) as gateway:
         job = start_session_job(gateway.buffer, n=1, sampling_params={"return_routed_experts": True})
         opened = await gateway.open(job)
-        said(await gateway.chat(opened, [USER]))
-    async with gateway_on(tmp_path, counting()) as gateway:
+        message_of(await gateway.chat(opened, [USER]))
+    async with gateway_on(tmp_path, counting_engine()) as gateway:
         assert (await gateway.close(opened, reward=1)).status == 200
         (generation,) = gateway.generations(job, opened["session_id"])
         assert generation.records == {ROUTED_EXPERTS: RecordBytes.of(told)}
@@ -85,16 +85,16 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
 
 
 async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:
-    engine = counting()
+    engine = counting_engine()
     async with gateway_on(tmp_path, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
-        one = said(await gateway.chat(opened, [USER]))
+        one = message_of(await gateway.chat(opened, [USER]))
         lost = await gateway.chat(opened, [USER, one, USER])
     async with gateway_on(tmp_path, engine) as gateway:
         assert (await gateway.chat(opened, [USER, one, USER])).body == lost.body
         assert len(engine.requests) == 2
         again = await gateway.chat(opened, [USER, one, USER])
-        assert said(again) != said(lost), "who asks a second time wants a second sample"
+        assert message_of(again) != message_of(lost), "who asks a second time wants a second sample"
         retried = await gateway.chat(opened, [USER, one, USER], headers=RETRY)
         assert retried.body == again.body
         assert len(engine.requests) == 3
@@ -107,7 +107,7 @@ async def test_two_retries_at_once_get_one_turn_and_two_requests_get_two(tmp_pat
         asking = [asyncio.ensure_future(gateway.chat(opened, [USER], headers=RETRY)) for _ in range(3)]
         await engine.asked.wait()
         engine.may_answer.set()
-        answers = [said(one)["content"] for one in await asyncio.gather(*asking)]
+        answers = [message_of(one)["content"] for one in await asyncio.gather(*asking)]
         assert (answers, len(engine.requests)) == (["Answer 1."] * 3, 1)
         await asyncio.gather(*(gateway.chat(opened, [USER]) for _ in range(2)))
         assert (len(engine.requests), stored_turns(gateway)) == (3, 3)
@@ -116,7 +116,7 @@ async def test_two_retries_at_once_get_one_turn_and_two_requests_get_two(tmp_pat
 async def test_a_turn_that_could_not_be_stored_is_not_answered_and_sampled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = counting()
+    engine = counting_engine()
     async with gateway_on(tmp_path, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
 
@@ -129,14 +129,14 @@ async def test_a_turn_that_could_not_be_stored_is_not_answered_and_sampled_again
             assert (refused.status, refused.body["error"]["code"]) == (507, "storage_full")
             assert refused.retry_after == "1"
         assert stored_turns(gateway) == 0
-        assert said(await gateway.chat(opened, [USER], headers=RETRY))["content"] == "Answer 2."
+        assert message_of(await gateway.chat(opened, [USER], headers=RETRY))["content"] == "Answer 2."
         assert (await gateway.close(opened, reward=1)).body["turns"] == 1
 
 
 async def test_a_client_that_hangs_up_while_its_turn_is_stored_gets_it_on_its_retry_and_trains_nothing_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = counting()
+    engine = counting_engine()
     storing, may_store, stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with gateway_on(tmp_path, engine) as gateway:
         job = start_session_job(gateway.buffer)
@@ -160,17 +160,17 @@ async def test_a_client_that_hangs_up_while_its_turn_is_stored_gets_it_on_its_re
         await stored.wait()
         assert (await gateway.call("GET", f"/sessions/{opened['session_id']}")).body["turns"] == 0
         assert (await gateway.close(opened, reward=1)).status == 400, "there is no turn to train"
-        assert said(await gateway.chat(opened, [USER]))["content"] == "Answer 1."
+        assert message_of(await gateway.chat(opened, [USER]))["content"] == "Answer 1."
         assert len(engine.requests) == 1
         assert (await gateway.close(opened, reward=1)).body["turns"] == 1
 
 
 async def test_turns_of_a_session_that_is_given_up_are_deleted(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, counting()) as gateway:
+    async with gateway_on(tmp_path, counting_engine()) as gateway:
         job = start_session_job(gateway.buffer, n=2)
         abandoned, cancelled = [await gateway.open(job) for _ in range(2)]
         for opened in (abandoned, cancelled):
-            said(await gateway.chat(opened, [USER]))
+            message_of(await gateway.chat(opened, [USER]))
         await gateway.call("POST", f"/sessions/{abandoned['session_id']}/abandon", {})
         assert stored_turns(gateway) == 1
         gateway.buffer.change_job(job.job_id, "cancel")
@@ -178,14 +178,14 @@ async def test_turns_of_a_session_that_is_given_up_are_deleted(tmp_path: Path) -
 
 
 async def test_pictures_of_an_open_session_outlive_the_retention(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, counting()) as gateway:
+    async with gateway_on(tmp_path, counting_engine()) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job)
-        one = said(await gateway.chat(opened, [LOOK]))
+        one = message_of(await gateway.chat(opened, [LOOK]))
         later = gateway.buffer.clock() + 1000
         assert purge(gateway.buffer.store, now=later, retain_s=10).images == 0
-    async with gateway_on(tmp_path, counting()) as gateway:
-        said(await gateway.chat(opened, [LOOK, one, USER]))
+    async with gateway_on(tmp_path, counting_engine()) as gateway:
+        message_of(await gateway.chat(opened, [LOOK, one, USER]))
         await gateway.close(opened, reward=1)
         assert purge(gateway.buffer.store, now=later, retain_s=10).images == 0, "its trajectory is not delivered yet"
         assert uids(gateway.buffer, poll(gateway.buffer, job)) == [opened["session_id"]]

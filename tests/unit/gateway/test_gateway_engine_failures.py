@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from tests.gateway_support import USER, gateway_on, start_session_job
-from tests.support import slots
+from tests.support import slot_counts
 
 FAILURES = [
     EngineAwayError("the engine at http://e cannot be reached"),
@@ -52,7 +52,7 @@ async def test_a_session_whose_last_turn_the_engine_failed_has_no_reward_until_i
         scored = await gateway.close(opened, reward=0)
         assert (scored.status, scored.body["error"]["code"]) == (409, "conflict")
         assert failure.message in scored.body["error"]["message"]
-        assert slots(gateway.buffer, job)["ready"] == 0
+        assert slot_counts(gateway.buffer, job)["ready"] == 0
 
         engine.error = None
         assert (await gateway.chat(opened, [USER])).status == 200
@@ -82,4 +82,4 @@ async def test_an_agent_that_gives_up_on_a_dead_engine_earns_nothing_by_that(tmp
             await asyncio.sleep(0.01)
         scored = await gateway.close(opened, reward=0)
         assert (scored.status, "cannot be reached" in scored.body["error"]["message"]) == (409, True)
-        assert slots(gateway.buffer, job)["ready"] == 0
+        assert slot_counts(gateway.buffer, job)["ready"] == 0

@@ -121,7 +121,7 @@ async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
     assert failed.value.body == {"type": "error", "error": {"type": "overloaded_error", "message": "it went away"}}
 
 
-async def test_what_the_template_cannot_say_is_refused(tmp_path: Path) -> None:
+async def test_an_image_that_the_chat_template_does_not_render_is_refused(tmp_path: Path) -> None:
     import anthropic
 
     refusing: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)

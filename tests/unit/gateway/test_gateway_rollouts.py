@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from tests.gateway_support import USER, GatewayUnderTest, counting, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, counting_engine, gateway_on, start_session_job, tokenizer
 from tests.support import poll, start_external, uids, write, written
 
 
@@ -101,7 +101,7 @@ def grown(messages: list[Any], answer: dict[str, Any]) -> list[Any]:
 
 
 async def test_a_killed_gateways_rollout_goes_on_where_it_was_and_samples_no_turn_again(tmp_path: Path) -> None:
-    first, second = counting(), counting()
+    first, second = counting_engine(), counting_engine()
     async with gateway_on(tmp_path, first) as gateway:
         job_id = await opened(gateway, api_key="key-of-the-rollout")
         one = await turn(gateway, [USER], 1, bearer="key-of-the-rollout")
@@ -131,7 +131,7 @@ async def test_a_killed_gateways_rollout_goes_on_where_it_was_and_samples_no_tur
 
 async def test_any_process_of_a_gateway_continues_and_ends_a_rollout(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        engines = [counting(), counting()]
+        engines = [counting_engine(), counting_engine()]
         here, there = [
             await stack.enter_async_context(gateway_on(tmp_path, engine, worker=worker, workers=2))
             for worker, engine in enumerate(engines, 1)
@@ -168,10 +168,10 @@ async def test_two_processes_that_are_asked_for_one_turn_give_one_answer(tmp_pat
 
 
 async def test_a_rollout_that_nobody_continues_expires_for_every_process(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, counting(), idle_timeout_s=0.05) as gateway:
+    async with gateway_on(tmp_path, counting_engine(), idle_timeout_s=0.05) as gateway:
         job_id = await opened(gateway)
         await turn(gateway, [USER], 1)
-    async with gateway_on(tmp_path, counting(), idle_timeout_s=0.05) as gateway:
+    async with gateway_on(tmp_path, counting_engine(), idle_timeout_s=0.05) as gateway:
         await asyncio.sleep(0.1)
         late = await gateway.call("POST", "/v1/chat/completions", {"rollout_id": "r1", "messages": [USER]})
         assert (late.status, "is expired" in late.body["error"]["message"]) == (409, True)

@@ -31,13 +31,13 @@ from tests.gateway_support import (
     USER,
     GatewayUnderTest,
     HeldEngine,
-    counting,
+    counting_engine,
     gateway_on,
-    said,
+    message_of,
     start_session_job,
     tokenizer,
 )
-from tests.support import poll, slots, start_external, uids, write, written
+from tests.support import poll, slot_counts, start_external, uids, write, written
 
 
 def talkative() -> FakeEngine:
@@ -95,7 +95,7 @@ async def test_a_job_without_input_learns_its_instances_from_its_sessions(gatewa
     opened = await gateway.open(job, instance_id="new")
     await gateway.chat(opened, [USER])
     assert (await gateway.close(opened, reward=1)).body["status"] == "stored"
-    assert slots(gateway.buffer, job)["ready"] == 1
+    assert slot_counts(gateway.buffer, job)["ready"] == 1
 
 
 async def test_a_job_without_an_engine_and_an_unknown_one_are_refused_with_a_sentence(
@@ -106,7 +106,7 @@ async def test_a_job_without_an_engine_and_an_unknown_one_are_refused_with_a_sen
     assert (plain.status, "remote_engine_url" in plain.body["error"]["message"]) == (409, True)
     assert (await gateway.call("POST", "/sessions", {"job_id": "no such"})).status == 404
     assert (await gateway.call("POST", "/sessions", {"job": "x"})).status == 400
-    assert slots(gateway.buffer, job)["open"] == 1
+    assert slot_counts(gateway.buffer, job)["open"] == 1
 
 
 async def test_a_tokenizer_that_loads_for_long_and_in_vain_holds_up_no_other_job(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
     count = 0
     await asyncio.gather(*map(gateway.abandon, opened))
     assert count < at_once / 4
-    assert slots(gateway.buffer, job)["open"] == at_once
+    assert slot_counts(gateway.buffer, job)["open"] == at_once
 
 
 async def test_sessions_can_be_opened_and_abandoned_on_a_full_disk(
@@ -225,7 +225,7 @@ async def test_a_client_that_hangs_up_while_its_session_is_closed_may_go_on(
     gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer))
-    first = said(await gateway.chat(opened, [USER]))
+    first = message_of(await gateway.chat(opened, [USER]))
     storing = asyncio.Event()
 
     async def held(*_: Any) -> Any:
@@ -269,7 +269,7 @@ async def test_a_session_whose_group_was_closed_gets_410_with_the_reason_at_its_
         {"score": 1},
     ],
 )
-async def test_a_close_that_says_no_one_reward_is_refused_and_changes_nothing(
+async def test_a_close_without_exactly_one_valid_reward_is_refused_and_changes_nothing(
     gateway: GatewayUnderTest, body: dict[str, Any]
 ) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer))
@@ -382,10 +382,10 @@ async def test_a_turn_that_is_sampled_during_the_callback_has_no_reward_of_it(tm
     app.router.add_post("/score", score)
     async with (
         serving(app) as url,
-        gateway_on(tmp_path, counting(), scoring_hosts=("127.0.0.1",)) as gateway,
+        gateway_on(tmp_path, counting_engine(), scoring_hosts=("127.0.0.1",)) as gateway,
     ):
         opened = await gateway.open(start_session_job(gateway.buffer, n=1))
-        first = said(await gateway.chat(opened, [USER]))
+        first = message_of(await gateway.chat(opened, [USER]))
         closing = asyncio.create_task(gateway.close(opened, scoring_url=f"{url}/score"))
         await came.wait()
         assert (await gateway.chat(opened, [USER, first, USER])).status == 200
@@ -418,7 +418,7 @@ async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
         assert service.asked == []
 
 
-def test_a_scoring_host_that_is_none_is_refused_at_the_start() -> None:
+def test_a_scoring_host_that_is_a_url_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"'http://judge:80' must be host, host:port"):
         build_settings(GatewaySettings, {"scoring_hosts": ("http://judge:80",)})
 
@@ -478,7 +478,7 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     assert (after.status, "session_expired" in after.body["error"]["message"]) == (410, True)
     assert (await gateway.close(opened, reward=1)).status == 410
     assert gateway.buffer.count_trajectories(job.key) == 0
-    assert slots(gateway.buffer, job)["open"] == 1
+    assert slot_counts(gateway.buffer, job)["open"] == 1
     assert (await gateway.open(job))["attempt"] == 2
 
 
@@ -518,7 +518,7 @@ async def test_a_session_that_is_open_for_too_long_ends_also_while_a_turn_is_sam
         reply = await asking
         assert (reply.status, reply.body["error"]["code"], engine.given_up) == (410, "gone", 1)
         assert "was open for more than 600 s" in reply.body["error"]["message"]
-        assert slots(gateway.buffer, job)["open"] == 1
+        assert slot_counts(gateway.buffer, job)["open"] == 1
 
 
 # --- clients that go away --------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError, StorageFullError
-from tests.gateway_support import GatewayUnderTest, counting, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import GatewayUnderTest, counting_engine, gateway_on, start_session_job, tokenizer
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "🙂"}}\n</tool_call>'
 REPLY = f"<think>\nI thínk 🙂.\n</think>\n\nI lóok.\n{CALL}"
@@ -360,7 +360,7 @@ async def test_a_streamed_answer_that_could_not_be_sent_is_not_trained_and_is_gi
     """The client does not read, and the reply, which has its metadata, is larger than what sockets hold."""
     body = {"input": "hi", "stream": True, "metadata": {"a": "x" * 8_000_000}}
     content = json.dumps(body).encode()
-    async with gateway_on(tmp_path, counting()) as gateway:
+    async with gateway_on(tmp_path, counting_engine()) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job)
         session = await gateway.gateway.registry.session(opened["session_id"])

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.wire import encode_data_uri
-from tests.gateway_support import USER, GatewayUnderTest, gateway_on, said, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, message_of, start_session_job, tokenizer
 from tests.support import PNG
 
 LOOK: Any = {
@@ -123,7 +123,7 @@ async def played_alternately(workers: Workers, opened: dict[str, Any], asked: Se
     messages: list[Any] = []
     for at, one in enumerate(asked):
         messages.append(one)
-        messages.append(said(await (workers.second, workers.first)[at % 2].chat(opened, messages)))
+        messages.append(message_of(await (workers.second, workers.first)[at % 2].chat(opened, messages)))
     return messages
 
 
@@ -145,7 +145,7 @@ async def test_a_session_goes_on_at_another_worker_with_its_exact_ids_and_pictur
 
 async def test_branches_sampled_at_two_workers_at_once_are_both_recorded(workers: Workers) -> None:
     opened = await workers.opened()
-    one = said(await workers.first.chat(opened, [USER]))
+    one = message_of(await workers.first.chat(opened, [USER]))
     workers.engine.holds = True
     asking = [
         asyncio.ensure_future(gateway.chat(opened, [USER, one, {"role": "user", "content": name}]))
@@ -154,7 +154,7 @@ async def test_branches_sampled_at_two_workers_at_once_are_both_recorded(workers
     await workers.engine.until_held(2)
     for event in workers.engine.held:
         event.set()
-    assert {said(reply)["content"] for reply in await asyncio.gather(*asking)} == {"Answer 2.", "Answer 3."}
+    assert {message_of(reply)["content"] for reply in await asyncio.gather(*asking)} == {"Answer 2.", "Answer 3."}
     assert numbers(workers.first) == [(1, None), (2, 1), (3, 1)]
     closed = await workers.first.close(opened, reward=1)
     assert (closed.body["turns"], closed.body["branches"]) == (3, 2)
@@ -170,19 +170,19 @@ async def test_of_a_request_and_its_retry_at_another_worker_the_turn_that_is_sto
     retrying = asyncio.ensure_future(workers.second.chat(opened, [USER], headers=RETRY))
     await workers.engine.until_held(2)
     workers.engine.held[0].set()
-    first = said(await asking)
+    first = message_of(await asking)
     workers.engine.held[1].set()
-    assert said(await retrying) == first
+    assert message_of(await retrying) == first
     assert numbers(workers.first) == [(1, None)]
-    assert said(await workers.second.chat(opened, [USER], headers=RETRY)) == first, "also later"
+    assert message_of(await workers.second.chat(opened, [USER], headers=RETRY)) == first, "also later"
 
 
 async def test_a_repeated_request_at_another_worker_is_another_sample_unless_its_answer_was_lost(
     workers: Workers,
 ) -> None:
     opened = await workers.opened()
-    first = said(await workers.first.chat(opened, [USER]))
-    second = said(await workers.second.chat(opened, [USER]))
+    first = message_of(await workers.first.chat(opened, [USER]))
+    second = message_of(await workers.second.chat(opened, [USER]))
     assert first != second
     workers.engine.holds = True
     asking = asyncio.ensure_future(workers.first.chat(opened, [LOOK]))
@@ -208,7 +208,7 @@ async def test_a_repeated_request_at_another_worker_is_another_sample_unless_its
     await lost
     workers.engine.holds = False
     assert len(workers.engine.requests) == 3
-    assert said(await workers.second.chat(opened, [LOOK]))["content"] == "Answer 3."
+    assert message_of(await workers.second.chat(opened, [LOOK]))["content"] == "Answer 3."
     assert len(workers.engine.requests) == 3
     assert (await workers.first.close(opened, reward=1)).body["turns"] == 3
 
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_cancels_no_note_for_which_others_wait(worker
     registry = workers.first.gateway.registry
     job = start_session_job(workers.first.buffer, n=2)
     first, second = [await workers.first.open(job) for _ in range(2)]
-    said(await workers.first.chat(first, [USER]))
+    message_of(await workers.first.chat(first, [USER]))
     leaving_session, staying_session = [await registry.session(opened["session_id"]) for opened in (first, second)]
     assert leaving_session.turns is not None
     may_note, note_sent = threading.Event(), registry.turns.note_sent
@@ -238,7 +238,7 @@ async def test_a_client_that_leaves_cancels_no_note_for_which_others_wait(worker
 
 async def test_a_turn_whose_session_another_worker_closes_is_refused_and_not_recorded(workers: Workers) -> None:
     opened = await workers.opened()
-    said(await workers.second.chat(opened, [USER]))
+    message_of(await workers.second.chat(opened, [USER]))
     workers.engine.holds = True
     asking = asyncio.ensure_future(workers.second.chat(opened, [LOOK]))
     await workers.engine.until_held(1)
@@ -251,7 +251,7 @@ async def test_a_turn_whose_session_another_worker_closes_is_refused_and_not_rec
 
 async def test_a_close_while_another_worker_stores_a_turn_has_that_turn_or_refuses_it(workers: Workers) -> None:
     opened = await workers.opened()
-    said(await workers.first.chat(opened, [USER]))
+    message_of(await workers.first.chat(opened, [USER]))
     finish = workers.first.gateway.claims.finish
     loop = asyncio.get_running_loop()
 
@@ -268,7 +268,7 @@ async def test_what_ends_a_session_at_one_worker_is_said_by_the_other(workers: W
     job = start_session_job(workers.first.buffer, n=2)
     opened = [await workers.first.open(job) for _ in range(2)]
     for one in opened:
-        said(await workers.second.chat(one, [USER]))
+        message_of(await workers.second.chat(one, [USER]))
     await workers.second.call("POST", f"/sessions/{opened[0]['session_id']}/abandon", {"reason": "enough"})
     refused = await workers.first.chat(opened[0], [USER])
     assert (refused.status, "was abandoned: enough" in refused.body["error"]["message"]) == (410, True)
@@ -295,7 +295,7 @@ async def test_no_worker_expires_a_session_that_another_one_uses_and_any_expires
     await workers.first.gateway.reconcile()
     await workers.second.gateway.reconcile()
     workers.engine.held[0].set()
-    said(await asking)
+    message_of(await asking)
     await workers.first.gateway.reconcile()
     (session,) = workers.first.gateway.registry._sessions.values()
     session.was_used = False
@@ -313,13 +313,13 @@ async def test_no_worker_expires_a_session_that_another_one_uses_and_any_expires
 async def test_an_engine_failure_and_a_limit_at_one_worker_count_at_the_close_of_another(tmp_path: Path) -> None:
     async with two_workers(tmp_path, max_turns=2) as workers:
         opened = await workers.opened()
-        first = said(await workers.first.chat(opened, [USER]))
+        first = message_of(await workers.first.chat(opened, [USER]))
         workers.engine.fails = True
         assert (await workers.first.chat(opened, [USER, first, USER])).status == 503
         refused = await workers.second.close(opened, reward=1)
         assert (refused.status, "the engine is gone" in refused.body["error"]["message"]) == (409, True)
         workers.engine.fails = False
-        said(await workers.second.chat(opened, [USER, first, USER]))
+        message_of(await workers.second.chat(opened, [USER, first, USER]))
         assert (await workers.first.chat(opened, [LOOK])).status == 410
         assert (await workers.second.close(opened, reward=1)).status == 200
         with workers.first.buffer.store.read() as connection:

@@ -15,7 +15,7 @@ from tests.support import (
     Claims,
     begun_attempt,
     poll,
-    slots,
+    slot_counts,
     start_external,
     start_played,
     trajectory,
@@ -88,9 +88,9 @@ def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: B
     job = start_external(buffer, n=1, ids=("i",))
     claim = claims.take(job.job_id)
     buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, brought(claim))
-    assert slots(buffer, job)["open"] == 1
+    assert slot_counts(buffer, job)["open"] == 1
     claims.close_all_full_groups()
-    assert slots(buffer, job)["ready"] == 1
+    assert slot_counts(buffer, job)["ready"] == 1
 
 
 @pytest.mark.parametrize("attempts_at_first", [1, 2], ids=["its process died", "a restart allows fewer attempts"])
@@ -104,7 +104,7 @@ def test_a_group_without_an_item_whose_slots_are_all_spent_is_closed(
     with pytest.raises(BusyError, match="taken or given up"):
         claims.take(job.job_id)
     claims.close_all_full_groups()
-    assert slots(buffer, job)["failed"] == 2
+    assert slot_counts(buffer, job)["failed"] == 2
 
 
 def test_a_group_with_a_session_from_before_a_restart_is_judged_by_the_new_settings(
@@ -122,7 +122,7 @@ def test_a_group_with_a_session_from_before_a_restart_is_judged_by_the_new_setti
     claims.finish(other, brought(other, 1.0))
     with buffer.store.read() as connection:
         rewards = [row["reward"] for row in connection.execute("SELECT reward FROM members ORDER BY reward")]
-    assert slots(buffer, job)["open"] == 2
+    assert slot_counts(buffer, job)["open"] == 2
     assert rewards == pytest.approx([-1, 1])
 
 
@@ -158,7 +158,7 @@ def test_an_open_session_holds_the_clock_of_its_group_while_its_gateway_lives(
     assert buffer.close_timed_out_groups() == 0
     clock.advance(2)
     assert buffer.close_timed_out_groups() == 1
-    assert slots(buffer, job)["ready"] == 5
+    assert slot_counts(buffer, job)["ready"] == 5
 
 
 def test_a_slot_whose_result_came_late_is_claimed_again_once_its_group_is_open_again(

@@ -10,7 +10,7 @@ import pytest
 from flask.testing import FlaskClient
 
 from slime_plugins.rollout_buffer.buffer import Buffer
-from tests.support import stored_image, written
+from tests.support import message_with_image, written
 
 
 def post(client: FlaskClient, path: str, body: Any) -> Any:
@@ -58,7 +58,11 @@ def everything(client: FlaskClient) -> list[Any]:
 @pytest.mark.parametrize("images", ["inline", "hash"])
 def test_a_past_delivery_comes_again_byte_for_byte_and_nothing_changes(client: FlaskClient, images: str) -> None:
     start(client)
-    write(client, written("a0", "a", reward=0.1, messages=[stored_image()]), written("a1", "a", reward=1 / 3))
+    write(
+        client,
+        written("a0", "a", reward=0.1, messages=[message_with_image()]),
+        written("a1", "a", reward=1 / 3),
+    )
     first = poll(client, lease_s=600, images=images)
     write(client, written("b0", "b", reward=0), written("b1", "b"))
     post(client, "/ack", {"delivery_id": delivery_id(first)})
@@ -143,7 +147,7 @@ def test_trajectories_are_found_by_what_is_asked(filled: FlaskClient, query: str
 def test_one_trajectory_is_returned_as_it_is_stored(client: FlaskClient) -> None:
     start(client)
     generations = [{"keep": 0, "prompt_ids": [1, 2], "output_ids": [3], "output_log_probs": [-0.5]}]
-    item = written("x/1 é?#%", "a", messages=[stored_image()], generations=generations, extra_info={"k": "v"})
+    item = written("x/1 é?#%", "a", messages=[message_with_image()], generations=generations, extra_info={"k": "v"})
     write(client, item, written("plain", "a"))
     path = f"/trajectories/{quote('x/1 é?#%', safe='')}"
     found = get(client, path)

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import delivery_of, poll, start_external, write, written
+from tests.support import poll, polled_delivery, start_external, write, written
 
 
 def sums_and_rows(buffer: Buffer) -> tuple[list[Any], list[Any]]:
@@ -70,7 +70,7 @@ def test_a_group_whose_members_were_reported_apart_counts_once_when_they_are_rep
     for name in ("a", "d"):
         write(buffer, job, written(f"{name}1", name), written(f"{name}2", name, 0.0))
     write(buffer, job, written("b1", "b", 0.0))
-    first = delivery_of(buffer, job, lease_s=10)
+    first = polled_delivery(buffer, job, lease_s=10)
     assert (first.meta_info["total_samples"], first.meta_info["num_groups"]) == (5, 3)
     write(buffer, job, written("b2", "b"), written("c1", "c"), written("c2", "c", 0.0))
     clock.now += 20
@@ -79,5 +79,5 @@ def test_a_group_whose_members_were_reported_apart_counts_once_when_they_are_rep
     assert part is not None
     assert (part.meta_info["total_samples"], part.meta_info["num_groups"]) == (8, 4)
     assert part.meta_info["outcomes"] == {"completed": 8}
-    rest = delivery_of(buffer, job)
+    rest = polled_delivery(buffer, job)
     assert (rest.meta_info["total_samples"], rest.meta_info["num_groups"]) == (0, 0)

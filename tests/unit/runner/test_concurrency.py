@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 
 
-async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_back() -> None:
+async def test_a_lowered_limit_takes_no_place_away_and_gives_none_until_enough_are_released() -> None:
     places = ConcurrencyLimiter(3)
     for _ in range(3):
         await places.acquire()
@@ -30,7 +30,7 @@ async def test_who_has_a_place_keeps_it_and_nobody_gets_one_before_enough_came_b
     assert (places.taken, places.waiting) == (1, 0)
 
 
-async def test_more_places_are_taken_at_once() -> None:
+async def test_places_of_a_raised_limit_are_taken_at_once() -> None:
     places = ConcurrencyLimiter(1)
     waiting = [asyncio.create_task(places.acquire()) for _ in range(5)]
     await asyncio.sleep(0)
@@ -96,7 +96,7 @@ class Steered:
 
 
 @pytest.mark.parametrize("says_load", [False, True])
-async def test_it_finds_what_the_engine_bears_with_and_without_its_word(says_load: bool) -> None:
+async def test_the_limit_settles_near_what_the_engine_can_play_with_and_without_reported_load(says_load: bool) -> None:
     steered = Steered(Busy(100, says_load=says_load))
     assert steered.places.limit == 16
     await steered.pass_time(200)
@@ -104,7 +104,7 @@ async def test_it_finds_what_the_engine_bears_with_and_without_its_word(says_loa
     assert steered.told[-1].limit == steered.places.limit
 
 
-async def test_nothing_is_decided_while_the_engine_is_away_or_the_job_is_paused() -> None:
+async def test_the_limit_stays_while_the_engine_is_away_or_the_job_is_paused() -> None:
     for name, value in (("trouble", EngineTrouble.UPDATING), ("paused", True)):
         steered = Steered(Busy(100))
         setattr(steered.engine if name == "trouble" else steered, name, value)
@@ -112,7 +112,7 @@ async def test_nothing_is_decided_while_the_engine_is_away_or_the_job_is_paused(
         assert steered.places.limit == 16
 
 
-async def test_the_first_window_after_a_change_is_let_go() -> None:
+async def test_the_first_window_after_a_change_is_ignored() -> None:
     steered = Steered(Busy(1000))
     await steered.pass_time(6)
     assert steered.places.limit == 16, "what came back first began before, and counts for nothing"
@@ -120,7 +120,7 @@ async def test_the_first_window_after_a_change_is_let_go() -> None:
     assert steered.places.limit == 32
 
 
-async def test_devices_are_a_ceiling() -> None:
+async def test_the_limit_is_at_most_one_above_the_number_of_devices() -> None:
     steered = Steered(Busy(1000))
     steered.farm = {"devices": [{"state": "leased"}] * 16 + [{"state": "ready"}] * 4, "episodes_waiting": {}}
     await steered.pass_time(8)

@@ -45,7 +45,17 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
-from tests.support import begun_attempt, delivered_items, poll, slots, start_played, trajectory, uids, write, written
+from tests.support import (
+    begun_attempt,
+    delivered_items,
+    poll,
+    slot_counts,
+    start_played,
+    trajectory,
+    uids,
+    write,
+    written,
+)
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -128,7 +138,7 @@ def by_slot(episode: EpisodeRequest) -> float:
     return float(episode.slot % 2)
 
 
-async def test_a_number_of_episodes_that_moves_plays_every_slot_once_and_says_what_it_is(
+async def test_with_automatic_concurrency_every_slot_is_played_once_and_the_limit_is_reported(
     real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "SAMPLE_INTERVAL_S", 0.01)
@@ -198,7 +208,7 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
-async def test_what_a_play_changes_in_its_line_is_not_seen_by_another(real_time_buffer: Buffer) -> None:
+async def test_what_a_play_changes_in_its_input_line_is_not_seen_by_another_play(real_time_buffer: Buffer) -> None:
     seen = []
 
     def play(episode: EpisodeRequest) -> float | Exception:
@@ -226,7 +236,7 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
         lambda e: DeviceError("dead") if (e.instance.instance_id, e.slot) in bad else by_slot(e)
     )
     await run(real_time_buffer, job, generator)
-    accounting = slots(real_time_buffer, job)
+    accounting = slot_counts(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (4, 4)
     assert describe_job(real_time_buffer.store, job)["causes"] == {
         "failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}
@@ -309,7 +319,7 @@ async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real
         return 1.0
 
     await run(real_time_buffer, job, ScriptedGenerator(fill_one_of_two))
-    assert slots(real_time_buffer, job)["ready"] == 4
+    assert slot_counts(real_time_buffer, job)["ready"] == 4
 
 
 @pytest.mark.parametrize(
@@ -337,7 +347,7 @@ async def test_a_generator_that_breaks_its_contract_costs_its_attempts_and_nothi
         return answer(episode) if callable(answer) else answer
 
     await run(real_time_buffer, job, ScriptedGenerator(play))
-    accounting = slots(real_time_buffer, job)
+    accounting = slot_counts(real_time_buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (2, 2)
     assert describe_job(real_time_buffer.store, job)["attempts"]["failed:generator"] == 4
 
@@ -395,7 +405,7 @@ async def test_a_slow_member_is_waited_for_however_long_its_siblings_are_through
     may_end.set()
     await running
     assert describe_job(buffer.store, job)["attempts"] == {"finished": 2}
-    assert slots(buffer, job)["ready"] == 2
+    assert slot_counts(buffer, job)["ready"] == 2
 
 
 async def test_a_limit_that_was_set_for_groups_gives_up_the_member_that_is_waited_for(
@@ -499,7 +509,7 @@ async def test_a_plain_generator_that_still_runs_changes_nothing_in_a_job_that_a
     release.set()
     after = real_time_buffer.job_by_key(job.key)
     assert (after.state.value, after.cause) == (("running", "") if taken_over else ("failed", "by another"))
-    assert slots(real_time_buffer, job)["open"] == 2
+    assert slot_counts(real_time_buffer, job)["open"] == 2
 
 
 @pytest.mark.parametrize("limit", ["max_groups_ahead", "max_groups_ready"])
@@ -507,15 +517,15 @@ async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buf
     job = start(real_time_buffer, count=6, num_process=2, **{limit: 2})
     generator = ScriptedGenerator(by_slot)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: slots(real_time_buffer, job)["ready"] >= 4)
+    await _when(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
     await asyncio.sleep(0.2)
-    assert slots(real_time_buffer, job)["ready"] <= 6
+    assert slot_counts(real_time_buffer, job)["ready"] <= 6
     while not running.done():
         poll(real_time_buffer, job)
         await asyncio.sleep(0.02)
     await running
     poll(real_time_buffer, job)
-    assert slots(real_time_buffer, job)["delivered"] == 12
+    assert slot_counts(real_time_buffer, job)["delivered"] == 12
 
 
 async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(real_time_buffer: Buffer) -> None:
@@ -529,9 +539,9 @@ async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(re
         assert poll(real_time_buffer, job, weight_version=version) is not None
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     for version in range(3, 9):
-        await _when(lambda: slots(real_time_buffer, job)["ready"] >= 4)
+        await _when(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
         await asyncio.sleep(0.1)
-        assert slots(real_time_buffer, job)["ready"] == 4
+        assert slot_counts(real_time_buffer, job)["ready"] == 4
         assert poll(real_time_buffer, job, weight_version=version, max_groups=2) is not None
     while not running.done():
         poll(real_time_buffer, job, weight_version=9)
@@ -539,8 +549,8 @@ async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(re
         await asyncio.sleep(0.02)
     await running
     poll(real_time_buffer, job)
-    assert slots(real_time_buffer, job)["delivered"] == 40
-    assert slots(real_time_buffer, job)["filtered"] == 0
+    assert slot_counts(real_time_buffer, job)["delivered"] == 40
+    assert slot_counts(real_time_buffer, job)["filtered"] == 0
 
 
 async def test_groups_that_another_runner_began_go_on_although_there_is_room_for_no_more(
@@ -554,7 +564,7 @@ async def test_groups_that_another_runner_began_go_on_although_there_is_room_for
         assert poll(real_time_buffer, job, weight_version=version) is not None
     real_time_buffer.begin_attempt(fence, groups[3], 0)  # begun out of turn, and its runner dies
     running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(by_slot)))
-    await _when(lambda: slots(real_time_buffer, job)["ready"] == 2)
+    await _when(lambda: slot_counts(real_time_buffer, job)["ready"] == 2)
     assert real_time_buffer.open_groups(job.key, after=(-1, -1), limit=4) == [groups[2]]
     assert poll(real_time_buffer, job, weight_version=3) is not None
     assert poll(real_time_buffer, job, weight_version=4) is None
@@ -637,7 +647,7 @@ async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_
     generator = ScriptedGenerator(by_slot)
     await run(real_time_buffer, job, generator)
     assert generator.requests == []
-    assert slots(real_time_buffer, job)["ready"] == 2
+    assert slot_counts(real_time_buffer, job)["ready"] == 2
 
 
 async def test_each_slot_samples_with_a_seed_of_its_own_that_a_repeated_attempt_keeps(real_time_buffer: Buffer) -> None:
@@ -707,7 +717,7 @@ async def test_slots_that_were_given_up_stay_so_until_somebody_asks_for_them(rea
 
     again = start(real_time_buffer, count=2, job_id="j", retry_given_up=True, **EVALUATION)
     assert again.state.value == "running"
-    assert slots(real_time_buffer, job)["open"] == 4
+    assert slot_counts(real_time_buffer, job)["open"] == 4
     still_broken = ScriptedGenerator(broken_in_slot_1)
     await run(real_time_buffer, again, still_broken)
     assert sorted((request.slot, request.attempt) for request in still_broken.requests) == [(1, 3)] * 2 + [(1, 4)] * 2

@@ -76,14 +76,14 @@ def test_metrics_tell_every_device_with_its_state_counts_and_times(client: Flask
     assert found["rollout_buffer_device_runners_waiting"] == {("ray", "training"): 1, ("ray", "evaluation"): 0}
 
 
-def test_two_jobs_on_one_farm_are_counted_once_by_the_newest_word(client: FlaskClient) -> None:
+def test_two_jobs_on_one_farm_are_counted_once_by_the_newest_report(client: FlaskClient) -> None:
     buffer = job_with_report(client, farm(device(state="leased")), "older")
     job_with_report(client, farm(device(state="ready")), "newer")
     assert scrape(client)["rollout_buffer_devices"] == {("ray", "device-0", "ready"): 1}
     assert len(recent_device_pools(buffer.store)) == 1
 
 
-def test_what_nobody_said_lately_is_no_metric_but_stays_with_its_job_for_a_week(client: FlaskClient) -> None:
+def test_an_old_report_of_devices_is_no_metric_but_stays_with_its_job_for_a_week(client: FlaskClient) -> None:
     day = 24 * 3600.0
     buffer = job_with_report(client, farm(), now=1000.0)
     assert scrape(client)["rollout_buffer_devices"] == {}

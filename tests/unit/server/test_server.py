@@ -213,8 +213,8 @@ def test_who_sets_a_limit_for_groups_that_are_played_here_is_told_that_it_bends_
     _, reply = post(client, "/start_rollout", payload)
     assert (reply["attached"], reply["notes"]) == (True, [])
     assert GROUP_TIMEOUT_NOTE not in client.get("/jobs/j/explanation").get_data(as_text=True)
-    written = {"task_type": "external", "num_repeat_per_sample": 2, "job_id": "e", "group_timeout_seconds": 60}
-    assert post(client, "/start_rollout", written)[1]["notes"] == []
+    external = {"task_type": "external", "num_repeat_per_sample": 2, "job_id": "e", "group_timeout_seconds": 60}
+    assert post(client, "/start_rollout", external)[1]["notes"] == []
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from tests.support import (
     PNG,
     begun_attempt,
     delivered_items,
-    delivery_of,
     poll,
-    slots,
+    polled_delivery,
+    slot_counts,
     start_external,
     start_played,
     trajectory,
@@ -40,7 +40,7 @@ def test_a_group_is_delivered_when_its_last_member_came(buffer: Buffer) -> None:
     assert poll(buffer, job) is None
     write(buffer, job, written("u2"))
     assert uids(buffer, poll(buffer, job)) == ["u1", "u2"]
-    assert slots(buffer, job)["delivered"] == 2
+    assert slot_counts(buffer, job)["delivered"] == 2
 
 
 def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer: Buffer) -> None:
@@ -62,7 +62,7 @@ def test_max_groups_and_batch_size_hand_out_whole_groups(buffer: Buffer) -> None
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "abc" for i in (0, 1)))
     assert uids(buffer, poll(buffer, job, max_groups=1)) == ["a0", "a1"]
     assert uids(buffer, poll(buffer, job, batch_size=3)) == ["b0", "b1"]
-    rounded_up = delivery_of(buffer, job, batch_size=1)
+    rounded_up = polled_delivery(buffer, job, batch_size=1)
     assert uids(buffer, rounded_up) == ["c0", "c1"]
     assert rounded_up.meta_info["note"].startswith("batch_size 1 was rounded up to one group of 2 samples")
 
@@ -71,11 +71,11 @@ def test_meta_info_counts_each_write_once_and_names_every_group_that_ended(buffe
     job = start_external(buffer)
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
     write(buffer, job, written("c0", "c", reward=1), written("c1", "c", reward=1))
-    first = delivery_of(buffer, job, max_groups=1)
+    first = polled_delivery(buffer, job, max_groups=1)
     assert first.meta_info["total_samples"] == 6
     assert first.meta_info["avg_reward"] == pytest.approx(4 / 6)
     assert sorted(first.meta_info["finished_groups"]) == ["a", "c"]
-    second = delivery_of(buffer, job, max_groups=1)
+    second = polled_delivery(buffer, job, max_groups=1)
     assert second.meta_info["total_samples"] == 0
     assert second.meta_info["finished_groups"] == ["b"]
 
@@ -85,7 +85,7 @@ def test_a_generators_meta_info_of_one_group_replaces_no_sum_of_the_delivery(buf
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in "ab" for i in (0, 1)))
     with buffer.store.write() as connection:
         job_rows.update_job(connection, job.key, meta_info='{"total_samples": 2, "mine": 5}')
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     assert (delivery.meta_info["total_samples"], delivery.meta_info["mine"]) == (4, 5)  # type: ignore[typeddict-item]  # any key
 
 
@@ -102,17 +102,17 @@ def test_an_acknowledged_delivery_never_comes_back_and_acks_are_idempotent(
     buffer: Buffer, clock: SettableClock
 ) -> None:
     job = ready_job(buffer)
-    delivery = delivery_of(buffer, job, lease_s=10)
+    delivery = polled_delivery(buffer, job, lease_s=10)
     assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
     clock.advance(100)
     assert buffer.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
     assert poll(buffer, job, lease_s=10) is None
-    assert slots(buffer, job)["delivered"] == 4
+    assert slot_counts(buffer, job)["delivered"] == 4
 
 
 def test_a_late_ack_of_groups_that_still_wait_is_taken(buffer: Buffer, clock: SettableClock) -> None:
     job = ready_job(buffer)
-    first = delivery_of(buffer, job, lease_s=10)
+    first = polled_delivery(buffer, job, lease_s=10)
     clock.advance(11)
     assert buffer.acknowledge([first.delivery_id])["acked"] == [first.delivery_id]
     assert poll(buffer, job, lease_s=10) is None
@@ -129,7 +129,7 @@ def test_the_same_payload_attaches_and_takes_over_the_new_engine(buffer: Buffer)
     assert start_played(buffer, ids=("c",)).key != job.key
 
 
-def test_how_fast_the_work_is_done_may_change_when_a_trainer_attaches(buffer: Buffer) -> None:
+def test_concurrency_and_tokenizer_path_may_change_when_a_trainer_attaches(buffer: Buffer) -> None:
     job = start_played(buffer, job_id="j", num_process=4)
     again = start_played(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
     assert again.key == job.key
@@ -198,7 +198,7 @@ def test_a_group_that_waits_too_long_is_closed_by_the_clock(buffer: Buffer, cloc
     assert buffer.close_timed_out_groups() == 0
     clock.advance(2)
     assert buffer.close_timed_out_groups() == 2
-    accounting = slots(buffer, job)
+    accounting = slot_counts(buffer, job)
     assert (accounting["ready"], accounting["failed"]) == (4, 4)
     delivered = uids(buffer, poll(buffer, job))
     assert delivered[:2] == ["a0", "a1"]
@@ -215,8 +215,13 @@ def sampled_by(version: str) -> dict[str, Any]:
 
 def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     job = start_external(buffer, max_weight_version_lag=0, staleness_policy="flag")
-    write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
-    delivery = delivery_of(buffer, job)
+    write(
+        buffer,
+        job,
+        written("a0", "a", reward=0, **sampled_by("default")),
+        written("a1", "a", **sampled_by("1")),
+    )
+    delivery = polled_delivery(buffer, job)
     (first, _) = delivered_items(buffer, delivery)
     assert first[0]["weight_version"] == 0
     assert delivery.meta_info["stale_groups"] == [first[0]["group_index"]]

@@ -11,19 +11,19 @@ from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.support import delivery_of, poll, start_external, start_played, uids, write, written
+from tests.support import poll, polled_delivery, start_external, start_played, uids, write, written
 
 
 def test_a_job_is_not_exhausted_while_somebody_else_may_lose_his_lease(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, ids=("a", "b"))
     write(buffer, job, *(written(f"{name}{i}", name, reward=i) for name in ("a", "b") for i in (0, 1)))
-    first = delivery_of(buffer, job, lease_s=10, max_groups=1)
-    last = delivery_of(buffer, job, lease_s=10)
+    first = polled_delivery(buffer, job, lease_s=10, max_groups=1)
+    last = polled_delivery(buffer, job, lease_s=10)
     assert last.meta_info["exhausted"] is False
     assert buffer.empty_meta_info(job)["exhausted"] is False
     buffer.acknowledge([last.delivery_id])
     clock.advance(11)
-    again = delivery_of(buffer, job, lease_s=10)
+    again = polled_delivery(buffer, job, lease_s=10)
     assert uids(buffer, again) == uids(buffer, first)
     buffer.acknowledge([again.delivery_id])
     assert buffer.empty_meta_info(job)["exhausted"] is True
@@ -68,7 +68,7 @@ def test_groups_that_gave_nothing_are_reported_once_after_a_resumption(buffer: B
 def test_the_last_delivery_says_that_nothing_comes_after_it(buffer: Buffer) -> None:
     job = start_external(buffer, ids=("a",))
     write(buffer, job, written("a0", "a", reward=0), written("a1", "a"))
-    assert delivery_of(buffer, job, lease_s=10).meta_info["exhausted"] is True
+    assert polled_delivery(buffer, job, lease_s=10).meta_info["exhausted"] is True
 
 
 def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> None:

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
-from tests.support import Claims, delivery_of, poll, slots, start_external, uids, write, written
+from tests.support import Claims, poll, polled_delivery, slot_counts, start_external, uids, write, written
 
 NAMES = ("a", "b", "c", "d", "e")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -59,7 +59,7 @@ def write_group(buffer: Buffer, job: JobRecord, name: str, *, tag: str = "") -> 
 def test_a_job_of_two_million_groups_starts_without_a_row(buffer: Buffer) -> None:
     job = start_external(buffer, n=1, ids=("a", "b"), num_epoch=1_000_000)
     assert groups(buffer, job) == []
-    assert slots(buffer, job)["open"] == 2_000_000
+    assert slot_counts(buffer, job)["open"] == 2_000_000
     assert not buffer.finish_if_done(job.key)
 
 
@@ -72,7 +72,7 @@ def test_a_runner_is_given_the_groups_epoch_by_epoch_in_the_order_of_the_input(b
         after = (found[-1].epoch, found[-1].position)
         assert len(groups(buffer, job)) <= len(played) + 3
     assert named(played) == [(epoch, name) for epoch in (0, 1) for name in NAMES]
-    assert slots(buffer, job)["open"] == 2 * 10
+    assert slot_counts(buffer, job)["open"] == 2 * 10
 
 
 def test_a_written_item_opens_the_next_epoch_of_its_instance(buffer: Buffer) -> None:
@@ -80,7 +80,7 @@ def test_a_written_item_opens_the_next_epoch_of_its_instance(buffer: Buffer) -> 
     for tag in ("first", "second", "third"):
         write_group(buffer, job, "d", tag=tag)
     assert named(groups(buffer, job)) == [(0, "d"), (1, "d")]
-    assert slots(buffer, job) == {**slots(buffer, job), "ready": 4, "open": 16}
+    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "ready": 4, "open": 16}
     assert describe_job(buffer.store, job)["late"] == 2
     with pytest.raises(ConflictError, match="has no instance 'x'"):
         write(buffer, job, written("u", "x"))
@@ -118,7 +118,7 @@ def test_each_entry_of_a_skip_list_skips_one_epoch_of_its_instance_the_earliest_
         found = groups(buffer, job)
         assert {group.state for group in found} <= {GroupState.SKIPPED}
         assert sorted(named(found)) == sorted((epoch, name) for name in NAMES for epoch in range(times[name]))
-        assert slots(buffer, job)["open"] == 2 * (len(NAMES) * num_epoch - sum(times.values()))
+        assert slot_counts(buffer, job)["open"] == 2 * (len(NAMES) * num_epoch - sum(times.values()))
         buffer.store.close()
     finally:
         shutil.rmtree(folder)
@@ -130,9 +130,9 @@ def test_a_trainer_that_resumes_skips_groups_that_nobody_opened_and_may_go_back(
     write_group(buffer, job, "a")
     assert uids(buffer, poll(buffer, job, lease_s=60)) == ["a0", "a1"]
     start_external(buffer, skip_instance_ids=["a", "b", "b", "c"], **start)
-    assert slots(buffer, job) == {**slots(buffer, job), "delivered": 2, "skipped": 6, "open": 12}
+    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "delivered": 2, "skipped": 6, "open": 12}
     start_external(buffer, skip_instance_ids=["a", "b"], **start)
-    assert slots(buffer, job) == {**slots(buffer, job), "delivered": 2, "skipped": 2, "open": 16}
+    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "delivered": 2, "skipped": 2, "open": 16}
     assert named(buffer.open_groups(job.key, after=(-1, -1), limit=3)) == [(0, "c"), (0, "d"), (0, "e")]
 
 
@@ -140,7 +140,7 @@ def test_a_cancelled_job_has_skipped_what_was_never_opened(buffer: Buffer) -> No
     job = start_external(buffer, ids=NAMES)
     write(buffer, job, written("a0", "a"))
     buffer.change_job(job.job_id, "cancel")
-    assert slots(buffer, job) == {**slots(buffer, job), "skipped": 10, "open": 0}
+    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "skipped": 10, "open": 0}
     assert write(buffer, job, written("b0", "b")) == ["late"]
     assert buffer.open_groups(job.key, after=(-1, -1), limit=3) == []
     assert len(groups(buffer, job)) == 1
@@ -154,7 +154,7 @@ def test_a_job_is_finished_when_its_last_planned_group_is_closed(buffer: Buffer)
             write_group(buffer, job, name, tag=tag)
     assert buffer.finish_if_done(job.key)
     assert buffer.job(job.job_id).state is JobState.FINISHED
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     assert delivery.meta_info["exhausted"]
 
 
@@ -169,11 +169,11 @@ def test_the_input_of_the_first_trainer_is_added_to_what_was_written(buffer: Buf
     write(buffer, made, written("z0", "z"))
     job = start_external(buffer, ids=("a", "b", "c"), num_epoch=2, **TRAINER)
     assert (job.key, job.instance_count) == (made.key, 4)
-    assert slots(buffer, job)["submitted"] == 2 * (6 + 1)
+    assert slot_counts(buffer, job)["submitted"] == 2 * (6 + 1)
     found = buffer.open_groups(job.key, after=(-1, -1), limit=10)
     assert Counter(named(found)) == Counter([(0, "z"), (0, "a"), (0, "c"), (1, "a"), (1, "b"), (1, "c")])
     assert start_external(buffer, ids=("a", "b", "c"), num_epoch=2, **TRAINER).instance_count == 4
-    assert slots(buffer, job)["submitted"] == 2 * (6 + 1)
+    assert slot_counts(buffer, job)["submitted"] == 2 * (6 + 1)
 
 
 def test_the_line_of_an_instance_that_items_named_first_is_the_trainers(buffer: Buffer) -> None:
@@ -191,7 +191,7 @@ def test_the_same_input_of_a_trainer_adds_the_epochs_that_it_lacked(buffer: Buff
     start_external(buffer, job_id="j", ids=NAMES)
     job = start_external(buffer, ids=NAMES, num_epoch=3, **TRAINER)
     assert (job.num_epoch, job.instance_count, groups(buffer, job)) == (3, 5, [])
-    assert slots(buffer, job)["open"] == 2 * 15
+    assert slot_counts(buffer, job)["open"] == 2 * 15
 
 
 def test_another_input_of_a_trainer_comes_behind_the_first_one(buffer: Buffer) -> None:
@@ -199,7 +199,7 @@ def test_another_input_of_a_trainer_comes_behind_the_first_one(buffer: Buffer) -
     write_group(buffer, made, "a")
     job = start_external(buffer, ids=("b", "c"), num_epoch=2, **TRAINER)
     assert job.instance_count == 3
-    assert slots(buffer, job) == {**slots(buffer, job), "submitted": 2 * 5, "ready": 2, "open": 8}
+    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "submitted": 2 * 5, "ready": 2, "open": 8}
     found = buffer.open_groups(job.key, after=(-1, -1), limit=10)
     assert named(found) == [(0, "b"), (0, "c"), (1, "b"), (1, "c")]
     assert [buffer.instance(group).instance_id for group in found] == ["b", "c", "b", "c"]
@@ -262,7 +262,7 @@ def try_claim(buffer: Buffer, job: JobRecord, name: str) -> None:
 
 
 def check(buffer: Buffer, job: JobRecord, num_epoch: int) -> None:
-    assert slots(buffer, job)["submitted"] == len(NAMES) * num_epoch
+    assert slot_counts(buffer, job)["submitted"] == len(NAMES) * num_epoch
     for name in NAMES:
         epochs = [group.epoch for group in groups(buffer, job) if group.instance_id == name]
         assert epochs == list(range(len(epochs))), "those with rows are the first epochs of their instance"

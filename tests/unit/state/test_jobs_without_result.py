@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.rules.job_states import ending_of
 from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState
-from tests.support import slots
+from tests.support import slot_counts
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, run, start
 
 
@@ -52,7 +52,7 @@ async def test_a_job_of_which_every_attempt_failed_is_failed_and_says_with_what(
     found = quick.job(job.job_id)
     assert found.state is JobState.FAILED
     assert re.fullmatch(r"36 of 36 attempts failed: .*, line \d+: ValueError: the item has no label", found.cause)
-    assert slots(quick, job)["failed"] == 12
+    assert slot_counts(quick, job)["failed"] == 12
     assert found.cause in explanation(quick, job.job_id)["failed"]
 
 
@@ -67,7 +67,7 @@ async def test_sixteen_failures_of_one_kind_stop_a_job(quick: Buffer, error: Exc
     assert "stopped after 16 failures of one kind in a row (stop_after_failures)" in found.cause
     assert 16 <= len(generator.requests) < 16 + 4
     assert "running" not in describe_job(quick.store, job)["attempts"]
-    assert slots(quick, job)["open"] > 100, "what was not tried stays open"
+    assert slot_counts(quick, job)["open"] > 100, "what was not tried stays open"
 
 
 async def test_a_success_between_failures_lets_the_job_go_on(quick: Buffer) -> None:
@@ -93,7 +93,7 @@ async def test_one_instance_alone_does_not_stop_a_job(quick: Buffer) -> None:
     generator = ScriptedGenerator(lambda e: DeviceError("gone") if e.instance.instance_id == "i0" else by_slot(e))
     await run(quick, job, generator)
     assert quick.job(job.job_id).state is JobState.FINISHED
-    assert (slots(quick, job)["failed"], slots(quick, job)["ready"]) == (8, 8)
+    assert (slot_counts(quick, job)["failed"], slot_counts(quick, job)["ready"]) == (8, 8)
 
 
 async def test_failures_of_different_kinds_are_no_streak(quick: Buffer) -> None:
@@ -114,7 +114,7 @@ async def test_starting_a_failed_job_again_begins_anew_with_what_failed(quick: B
     generator = ScriptedGenerator(by_slot)
     await run(quick, again, generator)
     assert quick.job(job.job_id).state is JobState.FINISHED
-    assert (len(generator.requests), slots(quick, job)["ready"]) == (6, 6)
+    assert (len(generator.requests), slot_counts(quick, job)["ready"]) == (6, 6)
 
 
 async def test_a_job_that_was_started_again_names_only_the_failures_since(quick: Buffer) -> None:

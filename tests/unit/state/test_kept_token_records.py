@@ -15,11 +15,11 @@ from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.payload_store import INLINE_BODY_BYTES
 from slime_plugins.rollout_buffer.types import Generation
-from tests.stored_bytes import examine
+from tests.stored_bytes import find_damage
 from tests.support import (
     begun_attempt,
     delivered_items,
-    delivery_of,
+    polled_delivery,
     start_external,
     start_played,
     trajectory,
@@ -42,16 +42,16 @@ def test_a_played_trajectory_keeps_its_records_and_a_delivery_names_them(buffer:
         brought = trajectory(f"{slot}", reward=slot, generations=[played], extra_info=note)
         buffer.add_trajectory(fence, group, slot, attempt, brought)
     buffer.judge_and_close(group, group_policy(job), fence=fence)
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     (_, body), *_ = delivered_items(buffer, delivery)
     (found,) = wire.decode_generations(orjson.loads(body)["generations"])
     assert found.records == {TOP_P_TOKENS: RECORDS}
     assert found.records[TOP_P_TOKENS].data is None
     assert buffer.payloads.image(RECORDS.sha256) == RECORDS.data
-    assert list(examine(buffer.store)) == []
+    assert list(find_damage(buffer.store)) == []
     with buffer.store.write() as connection:
         connection.execute("DELETE FROM images")
-    assert {sentence.split(" names ")[1] for sentence in examine(buffer.store)} == {
+    assert {sentence.split(" names ")[1] for sentence in find_damage(buffer.store)} == {
         f"token records {RECORDS.sha256}, which are not stored"
     }
 

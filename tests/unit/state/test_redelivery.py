@@ -6,7 +6,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.support import delivery_of, poll, start_external, uids, write, written
+from tests.support import poll, polled_delivery, start_external, uids, write, written
 
 
 def ready_job(buffer: Buffer, **changes: object) -> JobRecord:
@@ -16,7 +16,7 @@ def ready_job(buffer: Buffer, **changes: object) -> JobRecord:
 
 
 def leased_to(buffer: Buffer, job: JobRecord, who: str, number: int = 1, **options: object) -> Delivery:
-    return delivery_of(buffer, job, **{"lease_s": 10, "consumer_id": who, "poll_id": str(number), **options})
+    return polled_delivery(buffer, job, **{"lease_s": 10, "consumer_id": who, "poll_id": str(number), **options})
 
 
 def test_what_neither_of_two_acknowledged_comes_back_to_a_third(buffer: Buffer, clock: SettableClock) -> None:

@@ -33,7 +33,7 @@ from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from tests.asgi_client import serving_wsgi
-from tests.support import delivery_of, start_external, write, written
+from tests.support import polled_delivery, start_external, write, written
 
 TURNS = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "output_log_probs": [-0.5]}]
 
@@ -50,7 +50,13 @@ def job(buffer: Buffer) -> JobRecord:
     started = start_external(buffer, 2, job_id="j")
     items = [written(uid, uid[0], reward, generations=TURNS) for uid, reward in (("a1", 0.0), ("a2", 1.0))]
     large = {"too large for its row": "x" * 40_000}
-    write(buffer, started, *items, written("b1", "b", 0.25, turn_rewards=[0.5]), written("b2", "b", extra_info=large))
+    write(
+        buffer,
+        started,
+        *items,
+        written("b1", "b", 0.25, turn_rewards=[0.5]),
+        written("b2", "b", extra_info=large),
+    )
     return buffer.job("j")
 
 
@@ -85,7 +91,7 @@ def stored(buffer: Buffer) -> dict[str, list[Any]]:
 
 
 def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, job: JobRecord) -> None:
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     before, old_reply = stored(buffer), reply(buffer, delivery)
     done = scored(buffer, lambda one: {"reward": by_length(one), "turn_rewards": [2.0]})
 
@@ -98,7 +104,7 @@ def test_scoring_again_changes_no_stored_byte_of_what_was_there(buffer: Buffer, 
 def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_which(
     buffer: Buffer, job: JobRecord
 ) -> None:
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     scored(buffer, lambda one: 10.0 + one["reward"], "plus ten")
     scored(buffer, lambda one: {"reward": -1, "turn_rewards": [-2.0]}, "turns")
 
@@ -114,7 +120,7 @@ def test_a_delivery_has_the_rewards_of_the_version_that_is_asked_for_and_says_wh
 
 def test_what_was_cut_short_goes_on_with_what_is_missing(buffer: Buffer, job: JobRecord) -> None:
     """As if the process had died after the first of four."""
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     asked: list[str] = []
 
     def dying(one: dict[str, Any]) -> float:
@@ -168,7 +174,7 @@ def test_a_reward_that_was_given_cannot_be_changed(buffer: Buffer, job: JobRecor
 
 
 def test_rows_for_training_are_made_of_a_replayed_delivery(buffer: Buffer, job: JobRecord) -> None:
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     scored(buffer, lambda one: {"reward": 3.0 if one["uid"] == "a1" else 1.0, "turn_rewards": [4.0]})
     data = wire.decode_rollout_data(reply(buffer, delivery, 1))
     masks = MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None)
@@ -211,7 +217,7 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
         scores = orjson.dumps({"reward": 2.0, "turn_rewards": turn_rewards})
         return Response("busy", 503) if uid == "a1" else Response(scores)
 
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     with serving_wsgi(service) as url:
         code, said = run(tmp_path, "--with", url.replace("//", "//user:secret@"))
 

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.types import Generation
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import delivered_items, poll, slots, start_played, trajectory
+from tests.support import delivered_items, poll, slot_counts, start_played, trajectory
 
 
 class Played:
@@ -77,7 +77,7 @@ def test_by_default_nothing_is_dropped_and_what_is_late_is_named(played: Played)
     delivery = poll(played.buffer, played.job, weight_version=5)
     assert delivery is not None
     assert delivery.meta_info["stale_groups"] == [group.key]
-    assert slots(played.buffer, played.job)["filtered"] == 0
+    assert slot_counts(played.buffer, played.job)["filtered"] == 0
 
 
 def test_dropping_is_asked_for_by_name(buffer: Buffer, clock: SettableClock) -> None:

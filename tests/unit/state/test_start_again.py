@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.storage.tables import start_id_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from tests.support import delivery_of, poll, slots, start_external, uids, write, written
+from tests.support import poll, polled_delivery, slot_counts, start_external, uids, write, written
 
 TRAINER: dict[str, Any] = {
     "job_id": "j",
@@ -42,13 +42,13 @@ def test_a_start_that_comes_again_after_later_ones_gives_out_nothing_that_was_ac
     job = start_external(buffer, remote_engine_url="http://old:1", **first)
     start_external(buffer, remote_engine_url="http://new:1", **{**first, "start_id": "s2"})
     write_groups(buffer, job, "a", "b", "c")
-    delivery = delivery_of(buffer, job, lease_s=60)
+    delivery = polled_delivery(buffer, job, lease_s=60)
     buffer.acknowledge([delivery.delivery_id])
     buffer = reopened(buffer)
     again = start_external(buffer, remote_engine_url="http://old:1", **first)
     assert (again.key, again.engine_url, again.trainer_run) == (job.key, "http://new:1", 2)
     assert poll(buffer, again) is None
-    assert slots(buffer, again)["delivered"] == 6
+    assert slot_counts(buffer, again)["delivered"] == 6
     buffer.store.close()
 
 

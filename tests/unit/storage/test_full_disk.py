@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.storage.storage_errors import storage_error
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
 from tests.small_disks import abort, fill, mounted, mounted_ext4
-from tests.support import delivery_of, poll, slots, start_external, uids, write, written
+from tests.support import poll, polled_delivery, slot_counts, start_external, uids, write, written
 
 MIB = 1024 * 1024
 
@@ -56,10 +56,10 @@ def test_polls_and_acks_go_on_while_writes_are_refused(full: Buffer) -> None:
     for number in range(4):
         with pytest.raises(StorageFullError, match="full"):
             write(full, job, written(f"late{number}"))
-        delivery = delivery_of(full, job, lease_s=60, max_groups=1)
+        delivery = polled_delivery(full, job, lease_s=60, max_groups=1)
         assert uids(full, delivery) == [f"{number}a", f"{number}b"]
         assert full.acknowledge([delivery.delivery_id])["acked"] == [delivery.delivery_id]
-    assert slots(full, job)["delivered"] == 8
+    assert slot_counts(full, job)["delivered"] == 8
 
 
 def test_a_job_is_not_started_into_the_room_that_was_kept(full: Buffer) -> None:

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import (
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from tests.support import delivered_items, delivery_of, poll, start_external, write
+from tests.support import delivered_items, poll, polled_delivery, start_external, write
 from tests.unit.storage.test_packs import episode, place_of
 
 
@@ -40,7 +40,7 @@ def test_after_the_newest_pack_was_lost_nobody_gets_anothers_trajectory(tmp_path
     mine = place_of(buffer, "mine-0")
     assert (mine.offset, mine.length) == (lost.offset, lost.length)
     assert mine.pack > lost.pack
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     kept = {light["uid"]: light["remove_sample"] for light, _ in delivered_items(buffer, delivery)}
     assert kept == {"lost-0": True, "mine-0": False}
     buffer.store.close()

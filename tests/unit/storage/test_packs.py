@@ -35,8 +35,8 @@ from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
-from tests.stored_bytes import examine
-from tests.support import PNG, delivered_items, delivery_of, poll, start_external, uids, write, written
+from tests.stored_bytes import find_damage
+from tests.support import PNG, delivered_items, poll, polled_delivery, start_external, uids, write, written
 
 BIG = "x" * 100_000
 
@@ -155,7 +155,7 @@ def test_a_full_disk_refuses_the_write_and_loses_nothing(traced: Buffer, disk: R
     disk.failure = None
     assert write(traced, job, episode("refused", reward=0.0, shots=[shot(1)])) == ["stored"]
     assert uids(traced, poll(traced, job)) == ["before", "refused"]
-    assert list(examine(traced.store)) == []
+    assert list(find_damage(traced.store)) == []
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_what_a_killed_writer_left_without_a_row_is_cut_off(buffer: Buffer) -> N
     assert (report.removed_packs, report.damaged) == (1, [])
     assert not left.exists()
     assert len(list(buffer.store.packs_dir.iterdir())) == 1, "the pack of a living process is left alone"
-    assert list(examine(buffer.store)) == []
+    assert list(find_damage(buffer.store)) == []
 
 
 def test_a_torn_tail_is_cut_behind_the_last_row(tmp_path: Path, clock: SettableClock) -> None:
@@ -202,7 +202,7 @@ def test_a_torn_tail_is_cut_behind_the_last_row(tmp_path: Path, clock: SettableC
     assert recover(second.store).cut_bytes == 0, "once is enough"
     assert write(second, job, episode("v", reward=0.0)) == ["stored"]
     assert uids(second, poll(second, job)) == ["u", "v"]
-    assert list(examine(second.store)) == []
+    assert list(find_damage(second.store)) == []
     second.store.close()
 
 
@@ -219,7 +219,7 @@ def test_rows_of_a_process_that_ends_during_recovery_keep_their_bytes(
 
     monkeypatch.setattr(recovery, "packs_in", end_meanwhile)
     assert recover(buffer.store).removed_packs == 0
-    assert list(examine(buffer.store)) == []
+    assert list(find_damage(buffer.store)) == []
 
 
 def test_the_pack_of_a_living_process_is_not_touched(buffer: Buffer) -> None:
@@ -246,7 +246,7 @@ def test_rows_whose_bytes_are_gone_are_reported_and_do_not_block_the_others(
     third = Buffer(Store(tmp_path / "data"), clock=clock)
     (sentence,) = recover(third.store).damaged
     assert sentence.startswith("trajectory gone is lost")
-    delivery = delivery_of(third, job)
+    delivery = polled_delivery(third, job)
     whole, gone = delivered_items(third, delivery)
     assert whole[0]["remove_sample"] is False
     assert gone[0]["remove_sample"] is True
@@ -290,7 +290,7 @@ def test_a_damaged_member_is_a_dummy_that_says_so_and_its_siblings_are_delivered
     assert "not what was written" in bad.extra_info["error"]
     assert good.messages == tuple(episode("good", shots=[shot(2)])["messages"])
     assert describe_job(buffer.store, job)["damaged"] == 1
-    assert len(list(examine(buffer.store))) == 1
+    assert len(list(find_damage(buffer.store))) == 1
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", b"\x00", b"", b"[]"])
@@ -404,15 +404,15 @@ def test_several_processes_write_at_once_while_another_reads(buffer: Buffer) -> 
     got += uids(buffer, poll(buffer, job))
     assert [process.returncode for process in writers] == [0] * 3
     assert sorted(got) == sorted(f"{writer}-{number}" for writer in range(3) for number in range(6))
-    assert list(examine(buffer.store)) == []
-    assert recover(buffer.store).cut_bytes == 0 or list(examine(buffer.store)) == []
+    assert list(find_damage(buffer.store)) == []
+    assert recover(buffer.store).cut_bytes == 0 or list(find_damage(buffer.store)) == []
 
 
 def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer) -> None:
     job = start_external(buffer, n=1)
     first, second = episode("u", shots=[shot(1)]), episode("u", reward=0.0, shots=[shot(2)])
     assert write(buffer, job, first, second) == ["stored", "duplicate"]
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     ((light, body),) = delivered_items(buffer, delivery, inline_images=True)
     assert (light["reward"], orjson.loads(body)["messages"]) == (1.0, first["messages"])
 

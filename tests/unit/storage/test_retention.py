@@ -22,7 +22,17 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import image_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
-from tests.support import PNG, delivered_items, delivery_of, poll, slots, start_external, uids, write, written
+from tests.support import (
+    PNG,
+    delivered_items,
+    poll,
+    polled_delivery,
+    slot_counts,
+    start_external,
+    uids,
+    write,
+    written,
+)
 
 BIG = "x" * 100_000
 
@@ -37,9 +47,7 @@ def packs(buffer: Buffer) -> int:
     return len(list(buffer.store.packs_dir.glob("*.pack")))
 
 
-def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_accounting(
-    buffer: Buffer, clock: SettableClock
-) -> None:
+def test_what_was_delivered_long_ago_is_purged_and_keeps_its_accounting(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, job_id="j")
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     poll(buffer, job)
@@ -47,7 +55,7 @@ def test_what_was_delivered_long_ago_gives_its_bytes_back_and_keeps_its_accounti
     clock.advance(100)
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=1, packs=1)
     assert packs(buffer) == 0
-    assert slots(buffer, job)["delivered"] == 2
+    assert slot_counts(buffer, job)["delivered"] == 2
     assert describe_job(buffer.store, job)["outcomes"] == {"completed": 2}
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
 
@@ -70,12 +78,12 @@ def test_log_probs_that_a_trainer_reported_go_with_the_bytes_of_their_trajectori
     assert (row.log_probs, row.gap_max) == (None, 2.0)
 
 
-def test_nothing_that_is_still_to_be_delivered_is_forgotten(buffer: Buffer, clock: SettableClock) -> None:
+def test_nothing_that_is_still_to_be_delivered_is_purged(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer)
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     clock.advance(1000)
     assert purge(buffer.store, now=clock.now, retain_s=1) == Purged(payloads=0, images=0, packs=0)
-    delivery_of(buffer, job, lease_s=10)
+    polled_delivery(buffer, job, lease_s=10)
     assert purge(buffer.store, now=clock.now, retain_s=1).payloads == 0
 
 
@@ -96,7 +104,7 @@ def test_what_was_delivered_just_now_stays_for_the_time_of_retention_however_old
     job = start_external(buffer)
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     clock.advance(1000)
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     clock.advance(49)
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=0, images=0, packs=0)
     assert all(BIG.encode() in body for _, body in delivered_items(buffer, delivery))
@@ -157,9 +165,7 @@ def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buf
         buffer.payloads.image(sha256)
 
 
-def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
-    buffer: Buffer, clock: SettableClock
-) -> None:
+def test_a_screenshot_that_was_purged_is_stored_again_when_it_comes_again(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer)
     write(buffer, job, with_screenshot("a0", "a", 0), with_screenshot("a1", "a", 1))
     poll(buffer, job)
@@ -167,7 +173,7 @@ def test_a_screenshot_that_was_forgotten_is_kept_again_when_it_comes_again(
     clock.advance(100)
     purge(buffer.store, now=clock.now, retain_s=50)
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
-    delivery = delivery_of(buffer, job)
+    delivery = polled_delivery(buffer, job)
     assert len(list(delivered_items(buffer, delivery))) == 2
     (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
     assert buffer.payloads.image(sha256) == PNG
@@ -185,11 +191,11 @@ def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(
     purge(buffer.store, now=clock.now, retain_s=50)
     start_external(buffer, job_id="j", skip_instance_ids=[], start_id="back to the start")
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
-    assert slots(buffer, job)["delivered"] == 4
+    assert slot_counts(buffer, job)["delivered"] == 4
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_what_was_skipped_and_forgotten_is_not_delivered_to_a_trainer_that_goes_back(
+def test_what_was_skipped_and_purged_is_not_delivered_to_a_trainer_that_goes_back(
     buffer: Buffer, clock: SettableClock, n: int
 ) -> None:
     job = start_external(buffer, n, job_id="j")
@@ -199,7 +205,7 @@ def test_what_was_skipped_and_forgotten_is_not_delivered_to_a_trainer_that_goes_
     assert purge(buffer.store, now=clock.now, retain_s=50).payloads == 2
     start_external(buffer, n, job_id="j", skip_instance_ids=[], start_id="back to the start")
     assert poll(buffer, job) is None
-    assert slots(buffer, job)["skipped"] == n
+    assert slot_counts(buffer, job)["skipped"] == n
 
 
 def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -221,7 +227,7 @@ def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path)
     buffer.store.close()
 
 
-def test_what_was_forgotten_comes_as_a_dummy_that_says_so_and_never_looks_played(
+def test_what_was_purged_comes_as_a_dummy_that_says_so_and_never_looks_played(
     buffer: Buffer, clock: SettableClock
 ) -> None:
     job = start_external(buffer, 2)

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.storage.tables import clock_rows
 from slime_plugins.rollout_buffer.types import Image
 from slime_plugins.rollout_buffer.wire.query_params import OverviewQuery
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-from tests.support import PNG, poll, slots, start_external, uids, write, written
+from tests.support import PNG, poll, slot_counts, start_external, uids, write, written
 from tests.unit.state.test_buffer import idle_job
 
 DAY_S = 86_400.0
@@ -101,7 +101,7 @@ def test_a_half_filled_group_gets_the_time_it_has(
     assert supervisor.close_timed_out_groups() == 0
     machine.passes(2)
     assert supervisor.close_timed_out_groups() == 1
-    assert slots(server, job)["failed"] == 4
+    assert slot_counts(server, job)["failed"] == 4
 
 
 @pytest.mark.parametrize("jump_s", [0.0, DAY_S, -DAY_S])

@@ -28,7 +28,7 @@ from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.wire.delivery_replies import WriteResult
 from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 from tests.example_counts import examples
-from tests.support import poll, slots, start_external, uids, written
+from tests.support import poll, slot_counts, start_external, uids, written
 
 LONG = {"note": "x" * 40_000}
 """Goes into a pack."""
@@ -80,7 +80,7 @@ def test_many_writes_share_one_fsync(buffer: Buffer, disk: CountingDisk) -> None
     )
     assert told(outcomes) == [["stored"]] * 10
     assert disk.syncs == 1
-    assert slots(buffer, job)["ready"] == 10
+    assert slot_counts(buffer, job)["ready"] == 10
 
 
 def test_one_that_cannot_be_kept_fails_alone(buffer: Buffer) -> None:
@@ -118,7 +118,7 @@ def test_a_broken_disk_fails_every_write_and_keeps_none(buffer: Buffer, disk: Co
     disk.broken = True
     with pytest.raises(UnavailableError):
         buffer.write_together(writes)
-    assert slots(buffer, job).get("ready", 0) == 0
+    assert slot_counts(buffer, job).get("ready", 0) == 0
 
     disk.broken = False
     assert told(buffer.write_together(writes)) == [["stored"]] * 3
@@ -142,7 +142,7 @@ def test_writing_together_is_writing_one_after_the_other(batches: list[list[list
         for batch in batches:
             writes = [a_write("j", *items) for items in batch]
             assert told(together.write_together(writes)) == told([apart.write_together([one])[0] for one in writes])
-        assert slots(together, jobs[0]) == slots(apart, jobs[1])
+        assert slot_counts(together, jobs[0]) == slot_counts(apart, jobs[1])
         assert uids(together, poll(together, jobs[0])) == uids(apart, poll(apart, jobs[1]))
         together.store.close()
         apart.store.close()
@@ -156,6 +156,6 @@ def test_of_a_whole_write_that_is_refused_for_one_item_nothing_is_kept(buffer: B
     items[-1] = written("bad", "nowhere" if fault == "instance" else ids[-1], 1.0 if fault == "instance" else 7.0)
     (outcome,) = buffer.write_together([a_write(job.job_id, *items)])
     assert isinstance(outcome, ConflictError if fault == "instance" else RewardRangeError)
-    assert slots(buffer, job)["open"] == len(ids)
+    assert slot_counts(buffer, job)["open"] == len(ids)
     with buffer.store.read() as connection:
         assert connection.execute("SELECT count(*) FROM trajectories").fetchone()[0] == 0

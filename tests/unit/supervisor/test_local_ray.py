@@ -68,7 +68,7 @@ def test_a_ray_that_never_starts_ends_the_program_with_its_words(tmp_path: Path)
     assert not (tmp_path / "address").exists()
 
 
-def test_the_dead_that_others_leave_behind_are_buried_while_it_serves(tmp_path: Path) -> None:
+def test_orphaned_processes_that_end_are_reaped_while_it_serves(tmp_path: Path) -> None:
     """A killed worker leaves its device's process to the cluster's keeper, and a farm replaces workers for weeks."""
     note = tmp_path / "orphan"
     process = start(tmp_path, failures=0, ORPHAN=str(note))

@@ -304,7 +304,7 @@ def newest(environment: dict[str, str]) -> dict[str, str]:
     return environment
 
 
-def test_qwen3_5_is_trained_with_its_eyes_by_slime_itself(newest: dict[str, str]) -> None:
+def test_qwen3_5_is_trained_with_its_vision_encoder_by_slime_itself(newest: dict[str, str]) -> None:
     settings = settings_of(newest, SLIME_SCRIPT_MODEL_NAME="Qwen3.5-35B-A3B")
     values = values_of(train_arguments(settings))
     line = compose(settings)[-1].command[-1]
@@ -818,7 +818,7 @@ class TestParsers:
         return train_arguments(settings)
 
     @pytest.mark.parametrize("model", sorted(name for name, model in VISION_MODELS.items() if model.native))
-    def test_the_shape_of_each_model_with_eyes_of_its_own_is_slimes_and_takes_them(self, model: str) -> None:
+    def test_the_shape_of_each_model_with_a_native_vision_encoder_is_slimes(self, model: str) -> None:
         """What the launch line does to slime's shape is what slime's own script for such a model does."""
         if not trains_qwen3_5_vl(Path(SLIME)):
             pytest.skip("this slime trains no Qwen3.5 with its vision tower")

@@ -150,7 +150,7 @@ def test_all_reasons_are_said_at_once() -> None:
     assert len(refusal.value.detail["reasons"]) == 2
 
 
-def test_a_model_with_eyes_needs_the_files_of_its_processor(tmp_path: Path) -> None:
+def test_a_vision_model_needs_the_files_of_its_processor(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl", "vision_config": {}}))
     with pytest.raises(ConfigError, match="preprocessor_config"):
         check_arguments(slimes_args(hf_checkpoint=str(tmp_path)))

@@ -131,7 +131,7 @@ def test_a_missing_image_costs_its_trajectories_and_no_other(buffer: LoopbackBuf
     assert record.metrics["rollout/buffer/images_missing"] == 2
 
 
-def test_a_model_without_eyes_fetches_nothing_and_is_warned(
+def test_a_text_model_fetches_no_screenshots_and_a_warning_says_so(
     buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent_rollout._warn_once.cache_clear()
