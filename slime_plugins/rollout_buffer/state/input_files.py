@@ -65,11 +65,11 @@ def _instance(line: Any, where: str) -> Instance:
     if not isinstance(line, Mapping):
         raise InputFileError(f"{where}: must be a JSON object")
     if line.get("instance_id") is None:
-        raise InputFileError(f"{where}: instance_id is missing; tools/assign_instance_id.py gives every line one")
+        raise InputFileError(f"{where}: instance_id is missing; tools/assign_instance_id.py adds it to every line")
     try:
         orjson.dumps(line)
     except orjson.JSONEncodeError as error:
-        raise InputFileError(f"{where}: cannot be kept as JSON ({error})") from error
+        raise InputFileError(f"{where}: cannot be stored as JSON ({error})") from error
     try:
         return Instance(instance_id=wire.identifier(line["instance_id"], "instance_id"), data=dict(line))
     except InvalidPayloadError as error:

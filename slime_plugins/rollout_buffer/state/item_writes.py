@@ -185,7 +185,7 @@ class ItemWriter:
             return find_job(connection, job_id)
         candidates = job_rows.jobs_in_states(connection, job_states.OPEN_STATES)
         if not candidates:
-            raise NotFoundError("no job is open: start one with /start_rollout (task_type external) first")
+            raise NotFoundError("no job is open: start a job with /start_rollout (task_type external) first")
         if len(candidates) > 1:
             raise several_jobs(candidates)
         return candidates[0]

@@ -58,7 +58,7 @@ class StartedJob:
 
 
 class StartAction(Enum):
-    """Effect of a start."""
+    """Effect of a start. A repeated start changes nothing."""
 
     REPEAT = auto()
     ATTACH = auto()

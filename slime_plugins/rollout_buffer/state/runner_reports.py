@@ -72,8 +72,8 @@ def devices_of_job(store: Store, job_key: int) -> dict[str, Any] | None:
 
 def report_of_job(connection: Connection, job_key: int, now: float) -> dict[str, Any] | None:
     """As ``devices_of_job``, on an open transaction."""
-    found = service_rows.heartbeat(connection, DEVICES.of_job(job_key))
-    return None if found is None else _with_age(found, now)
+    heartbeat = service_rows.heartbeat(connection, DEVICES.of_job(job_key))
+    return None if heartbeat is None else _with_age(heartbeat, now)
 
 
 def recent_device_pools(store: Store) -> dict[str, dict[str, Any]]:
@@ -96,8 +96,8 @@ def _with_age(heartbeat: tuple[float, dict[str, Any]], now: float) -> dict[str, 
 
 def prompt_findings_of(connection: Connection, job_key: int) -> list[str]:
     """Returns the findings of the prompt probe of a job's engine; [] without findings or probe."""
-    found = service_rows.heartbeat(connection, PROMPTS.of_job(job_key))
-    return [] if found is None else [str(finding) for finding in found[1]["findings"]]
+    heartbeat = service_rows.heartbeat(connection, PROMPTS.of_job(job_key))
+    return [] if heartbeat is None else [str(finding) for finding in heartbeat[1]["findings"]]
 
 
 def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reason: str, waiting: int | None) -> None:
@@ -119,7 +119,7 @@ def concurrency_of(connection: Connection, job: JobRecord, now: float) -> dict[s
         return {}
     if num_process != "auto":
         return {"limit": int(num_process), "auto": False}
-    found = service_rows.heartbeat(connection, CONCURRENCY.of_job(job.key))
-    if found is None or CONCURRENCY.is_silent(abs(now - found[0])):
+    heartbeat = service_rows.heartbeat(connection, CONCURRENCY.of_job(job.key))
+    if heartbeat is None or CONCURRENCY.is_silent(abs(now - heartbeat[0])):
         return {}
-    return {**found[1], "auto": True}
+    return {**heartbeat[1], "auto": True}

@@ -60,7 +60,7 @@ def note_trainers_version(connection: Connection, job: JobRecord, version: int) 
     if origin_of(version, job.known_versions()) is not VersionOrigin.OUTLIER:
         job_rows.note_weight_versions(connection, job.key, version, version)
     elif job.lone_version == version:
-        return job
+        return job  # this outlier is counted already
     else:
         job_rows.note_outlier_version(connection, job.key, version)
     return job_rows.get_job(connection, job.key)

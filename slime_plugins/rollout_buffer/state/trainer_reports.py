@@ -35,7 +35,7 @@ def store_report(
         StorageFullError: the disk is full, or the quota used up.
     """
     store.check_room()
-    kept: list[TrainerRow] = []
+    accepted: list[TrainerRow] = []
     refused: list[RefusedRow] = []
     with store.read() as connection:
         job = find_job(connection, job_id)
@@ -54,13 +54,13 @@ def store_report(
             if row.uid not in rows_by_uid:
                 rows_by_uid[row.uid] = _rows_of(store.get_payload(*payloads[row.uid]))
             turns = compare(row, *rows_by_uid[row.uid], newest)
-            kept.append(TrainerRow(**dict(row), step=report.step, reported_at=clock(), turns=turns))
+            accepted.append(TrainerRow(**dict(row), step=report.step, reported_at=clock(), turns=turns))
         except (ValueError, DamagedError) as error:
             refused.append(RefusedRow(uid=row.uid, row=row.row, reason=str(error)))
-    if kept:
+    if accepted:
         with store.write() as connection:
-            trainer_rows.insert_rows(connection, job.key, kept)
-    return TrainerRowsKept(kept=len(kept), refused=refused)
+            trainer_rows.insert_rows(connection, job.key, accepted)
+    return TrainerRowsKept(kept=len(accepted), refused=refused)
 
 
 def compare(
@@ -71,7 +71,7 @@ def compare(
     ``newest`` is the weight version that the trainer computed its log-probs with, None if unknown.
 
     Raises:
-        ValueError: there is no such row, or ``log_probs`` has not one number for each token that the row trains.
+        ValueError: there is no such row, or ``log_probs`` has more or fewer numbers than the row has trained tokens.
     """
     if reported.log_probs is None:
         return ()

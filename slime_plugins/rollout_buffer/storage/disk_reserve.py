@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.storage.storage_errors import disk_full_error
 
 FILE_NAME = "reserve"
 RESERVE_BYTES = 16 * 1024 * 1024
-MIN_SHARE = 16
-"""The reserve takes at most 1 / ``MIN_SHARE`` of the disk."""
+DISK_DIVISOR = 16
+"""The reserve takes at most 1 / ``DISK_DIVISOR`` of the disk."""
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class DiskReserve:
         self._path = data_dir / FILE_NAME
         self._folder, self._name = str(data_dir), str(self._path)
         disk = os.statvfs(data_dir)
-        self._size = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // MIN_SHARE)
+        self._size = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // DISK_DIVISOR)
         self._least_free = self._size // 4
         """Bytes; a disk with less free space counts as full."""
 
@@ -37,7 +37,7 @@ class DiskReserve:
         """Allocates the reserve if there is enough space; returns True if it is allocated."""
         if self._reserved_bytes() >= self._size:
             return True
-        if self.free_bytes() < self._size + 2 * self._least_free:  # afterwards the disk must be far from full
+        if self.free_bytes() < self._size + 2 * self._least_free:  # the disk would soon be full again
             os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))  # an empty reserve: the disk is full
             return False
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)

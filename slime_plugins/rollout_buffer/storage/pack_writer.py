@@ -259,7 +259,7 @@ class PackWriter:
         if not pieces:
             return
         try:
-            self._end = self._disk.write(descriptor, pieces, start)
+            self._end = self._disk.write(descriptor, pieces, start)  # the next record starts at a whole block
             self._disk.sync(descriptor)
         except BaseException:
             self._abandon(descriptor, start)

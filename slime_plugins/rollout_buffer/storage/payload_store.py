@@ -117,7 +117,7 @@ class PayloadStore:
         for payload, hashes, is_packed in zip(pending, new_hashes, packed, strict=True):
             blobs += _screenshot_blobs(payload, hashes)
             blobs += [Blob(payload.body, owner=payload.uid)] if is_packed else []
-        refs = iter(self._store.append(blobs))
+        refs = iter(self._store.append(blobs))  # in the order of the blobs: a payload's screenshots, then its body
         return [
             StoredPayload(
                 images={sha256: next(refs) for sha256 in hashes},
@@ -164,7 +164,7 @@ class PayloadStore:
         return True
 
     def _known_refs(self, hashes: Iterable[str]) -> dict[str, BlobRef]:
-        """Returns the refs of those of the images that are stored."""
+        """Returns the refs of those images that are stored, by hash."""
         wanted = list(hashes)
         if not wanted:
             return {}

@@ -51,7 +51,7 @@ class SharedClock:
 
     def store_reference(self) -> None:
         """Stores a new reference: all processes use the uncorrected wall clock again. For the supervisor."""
-        content = _REFERENCE.pack(self._boot, self._wall(), self._monotonic(), 0)[:-4]
+        content = _REFERENCE.pack(self._boot, self._wall(), self._monotonic(), 0)[:-4]  # without the checksum
         if self._file is not None:
             os.pwrite(self._file, content + zlib.crc32(content).to_bytes(4, "little"), 0)
 

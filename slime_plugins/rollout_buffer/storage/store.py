@@ -348,7 +348,7 @@ class Store:
                 raise database_damaged_error("it has no tables", self.data_dir)
         if version > migrations.SCHEMA_VERSION:
             raise ConfigError(
-                f"{self.data_dir} was written by a newer version (schema {version}, this one knows "
+                f"{self.data_dir} was written by a newer version (schema {version}, this version knows "
                 f"{migrations.SCHEMA_VERSION}): use that version, or another --data-dir"
             )
         if not owned and is_owned(self.data_dir):

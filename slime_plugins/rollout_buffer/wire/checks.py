@@ -68,8 +68,8 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
 def misspelt_key_messages(given: Iterable[str], known: Iterable[str], prefix: str = "") -> list[str]:
     """Returns a message for each misspelt key among the first ``MAX_KEYS``; ``prefix`` is prepended to key names."""
     names = list(known)
-    found = ((key, nearest_key(key, names)) for key in islice(given, MAX_KEYS) if key not in names)
-    return [f"{prefix}{key} is not known; did you mean {prefix}{near}?" for key, near in found if near]
+    unknown = ((key, nearest_key(key, names)) for key in islice(given, MAX_KEYS) if key not in names)
+    return [f"{prefix}{key} is not known; did you mean {prefix}{near}?" for key, near in unknown if near]
 
 
 def refuse_misspelt(record: Mapping[str, Any], known: Set[str]) -> None:

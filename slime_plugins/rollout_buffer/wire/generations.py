@@ -139,7 +139,7 @@ def decode_generations(encoded: Any) -> tuple[Generation, ...]:
     """Rebuilds the generations of an item; the inverse of ``encode_generations``.
 
     Raises:
-        InvalidPayloadError: a key has the wrong type, or ``keep`` reaches beyond the generation before it.
+        InvalidPayloadError: a key has the wrong type; or as ``joined_generations``.
     """
     return joined_generations(checked(_ENTRIES.validate_python, encoded or [], "generations"))
 
@@ -148,7 +148,7 @@ def joined_generations(entries: Sequence[GenerationEntry]) -> tuple[Generation, 
     """Returns the generations with whole prompts.
 
     Raises:
-        InvalidPayloadError: ``keep`` reaches beyond the generation before, or all ids together are too many.
+        InvalidPayloadError: ``keep`` reaches beyond the previous generation, or there are too many ids in all.
     """
     generations: list[Generation] = []
     last_ids: list[int] = []

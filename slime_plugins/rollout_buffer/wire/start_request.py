@@ -261,9 +261,9 @@ def why_too_large(settings: Mapping[str, Any]) -> str | None:
 
 def _misplaced(given: Iterable[str], known: Sequence[str]) -> list[str]:
     """Returns a correction for each sampling parameter outside of ``sampling_params``, where it has no effect."""
-    found = []
+    corrections = []
     for key in given:
         near = nearest_key(str(key), [*known, *SAMPLING_ALONE])
         if near in SAMPLING_ALONE:
-            found.append(f"{key} is not known here; did you mean sampling_params.{near}?")
-    return found
+            corrections.append(f"{key} is not known here; did you mean sampling_params.{near}?")
+    return corrections

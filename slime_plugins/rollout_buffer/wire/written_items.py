@@ -83,7 +83,7 @@ class WrittenItemBody(WrittenRecord, ItemFields):
     outcome: (
         Annotated[
             Literal["completed", "truncated"],
-            MustBe("completed or truncated: what a failed or aborted attempt earned is unknown, and it is not written"),
+            MustBe("completed or truncated: the reward of a failed or aborted attempt is unknown, so do not write it"),
         ]
         | None
     ) = None
@@ -96,12 +96,12 @@ class WrittenItemBody(WrittenRecord, ItemFields):
     @model_validator(mode="after")
     def _is_to_be_trained(self) -> WrittenItemBody:
         if self.remove_sample:
-            raise ValueError(".remove_sample is true: what is not to be trained is not written")
+            raise ValueError(".remove_sample is true: do not write items that are not to be trained")
         if not self.messages and not self.generations:
             raise ValueError("has neither messages nor generations: there is nothing to train")
         if self.outcome is None and self.extra_info.get("finish_reason") == "abort":
             raise ValueError(
-                ".extra_info.finish_reason is abort: what an aborted attempt earned is unknown, and it is not written"
+                ".extra_info.finish_reason is abort: the reward of an aborted attempt is unknown, so do not write it"
             )
         return self
 

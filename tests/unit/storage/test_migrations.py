@@ -105,7 +105,7 @@ def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
     with monkeypatch.context() as patch:
         become_next_version(patch, tmp_path)
         Store(tmp_path / "data").close()
-    with pytest.raises(ConfigError, match=rf"schema {SCHEMA_VERSION + 1}, this one knows {SCHEMA_VERSION}\): use"):
+    with pytest.raises(ConfigError, match=rf"schema {SCHEMA_VERSION + 1}, this version knows {SCHEMA_VERSION}\): use"):
         Store(tmp_path / "data")
     with closing(sqlite3.connect(tmp_path / "data" / DATABASE)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION + 1,)

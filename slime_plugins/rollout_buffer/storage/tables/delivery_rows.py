@@ -116,9 +116,7 @@ def dissolve_delivery(connection: Connection, delivery_key: int) -> None:
 def move_groups_to_delivery(connection: Connection, source: int, target: int, state: GroupState) -> None:
     """Assigns the groups of ``source``, and what it reported, to another delivery of the same job.
 
-    Ready groups get ``state``.
-
-    The rows of ``source`` in ``delivery_groups`` stay.
+    Ready groups get ``state``. The rows of ``source`` in ``delivery_groups`` stay.
     """
     connection.execute(
         "INSERT INTO delivery_groups (delivery_key, ordinal, group_key) "

@@ -10,12 +10,12 @@ from slime_plugins.rollout_buffer.storage.tables.connection import MAX_PARAMETER
 
 def image_refs(connection: Connection, hashes: Sequence[str]) -> dict[str, BlobRef]:
     """Returns the refs of stored images by hash; images that are not stored are left out."""
-    found: dict[str, BlobRef] = {}
+    refs: dict[str, BlobRef] = {}
     for start in range(0, len(hashes), MAX_PARAMETERS):
         digests = [bytes.fromhex(sha256) for sha256 in hashes[start : start + MAX_PARAMETERS]]
         query = f"SELECT sha256, place FROM images WHERE sha256 IN ({', '.join('?' for _ in digests)})"
-        found.update({digest.hex(): BlobRef.parse(ref) for digest, ref in connection.execute(query, digests)})
-    return found
+        refs.update({digest.hex(): BlobRef.parse(ref) for digest, ref in connection.execute(query, digests)})
+    return refs
 
 
 def insert_images(connection: Connection, refs: Mapping[str, BlobRef], now: float) -> None:

@@ -98,15 +98,15 @@ def instances_at(connection: Connection, job_key: int, positions: Iterable[int])
 
 def line_numbers(connection: Connection, job_key: int, lines: int, instance_ids: Collection[str]) -> dict[str, int]:
     """Returns the line numbers of instance ids in an input of ``lines`` lines; unknown ids are left out."""
-    wanted: dict[int, list[str]] = defaultdict(list)
+    ids_by_bucket: dict[int, list[str]] = defaultdict(list)
     for instance_id in instance_ids:
-        wanted[_bucket_of(instance_id, _bucket_count(lines))].append(instance_id)
-    found: dict[str, int] = {}
-    for bucket, ids in wanted.items():
+        ids_by_bucket[_bucket_of(instance_id, _bucket_count(lines))].append(instance_id)
+    number_of_id: dict[str, int] = {}
+    for bucket, ids in ids_by_bucket.items():
         query = "SELECT line_numbers FROM input_index WHERE job_key = ? AND bucket = ?"
         numbers = orjson.loads(zlib.decompress(connection.execute(query, (job_key, bucket)).fetchone()[0]))
-        found |= {instance_id: numbers[instance_id] for instance_id in ids if instance_id in numbers}
-    return found
+        number_of_id |= {instance_id: numbers[instance_id] for instance_id in ids if instance_id in numbers}
+    return number_of_id
 
 
 def _bucket_count(lines: int) -> int:

@@ -70,15 +70,15 @@ def _count_groups_in(connection: Connection, job_key: int, rows: Sequence[sqlite
     if len(portions) <= 1:
         return sum(row["groups"] for row in rows)
     # A delivery was undone, and its portion is reported together with the present one: a group may be in both.
-    found: set[int] = set()
+    counted_keys: set[int] = set()
     for portion in portions:
         query = "SELECT DISTINCT group_key FROM trajectories WHERE job_key = ? AND portion = ? AND group_key NOT NULL"
-        found.update(row[0] for row in connection.execute(query, (job_key, portion)))
-    return len(found)
+        counted_keys.update(row[0] for row in connection.execute(query, (job_key, portion)))
+    return len(counted_keys)
 
 
 def report_again(connection: Connection, group_keys: Sequence[int]) -> None:
-    """Marks the trajectories of groups as unreported, and computes the sums again."""
+    """Moves the trajectories of groups into their job's present portion: the next delivery reports them again."""
     changed: set[tuple[int, int]] = set()
     for key in group_keys:
         query = "SELECT DISTINCT job_key, portion FROM trajectories WHERE group_key = ?"

@@ -28,10 +28,10 @@ def newest_deliveries(connection: Connection, job_key: int, since: float) -> lis
         "(SELECT count(*) FROM delivery_groups WHERE delivery_key = deliveries.key) FROM deliveries "
         "WHERE job_key = ? AND created_at >= ? AND state != 'expired' ORDER BY created_at DESC LIMIT ?"
     )
-    found = connection.execute(query, (job_key, since, MAX_DELIVERIES)).fetchall()
+    newest_first = connection.execute(query, (job_key, since, MAX_DELIVERIES)).fetchall()
     return [
         TakenGroups(at=at, waited_s=waited_s, version=int(version), groups=groups)
-        for at, waited_s, version, groups in reversed(found)
+        for at, waited_s, version, groups in reversed(newest_first)
         if version is not None
     ]
 

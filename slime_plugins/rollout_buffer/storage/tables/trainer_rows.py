@@ -82,7 +82,7 @@ def insert_rows(connection: Connection, job_key: int, rows: Sequence[TrainerRow]
 def rows_of_trajectory(connection: Connection, job_key: int, uid: str) -> list[TrainerRow]:
     """Returns the reports on a trajectory's rows, in order."""
     query = f"SELECT {_COLUMNS} FROM trainer_rows WHERE job_key = ? AND uid = ? ORDER BY row"
-    return [_as_row(found) for found in connection.execute(query, (job_key, uid))]
+    return [_as_row(row) for row in connection.execute(query, (job_key, uid))]
 
 
 def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[TrainerRow]:
@@ -91,7 +91,7 @@ def rows_of_job(connection: Connection, job_key: int, limit: int) -> list[Traine
         f"SELECT {_COLUMNS.replace('log_probs', 'NULL AS log_probs')} FROM trainer_rows "
         "WHERE job_key = ? AND compared > 0 ORDER BY gap_max DESC LIMIT ?"
     )
-    return [_as_row(found) for found in connection.execute(query, (job_key, limit))]
+    return [_as_row(row) for row in connection.execute(query, (job_key, limit))]
 
 
 def purge_log_probs(connection: Connection, before: float) -> None:
@@ -108,11 +108,11 @@ def gap_statistics(connection: Connection, job_key: int) -> dict[str, float]:
     return {"mean": float(total) / compared, "max": float(largest)} if compared else {}
 
 
-def _as_row(found: sqlite3.Row) -> TrainerRow:
-    blob = found["log_probs"]
+def _as_row(row: sqlite3.Row) -> TrainerRow:
+    blob = row["log_probs"]
     turns = tuple(
         TurnGap(turn=turn, weight_lag=lag, compared=compared, gap_sum=total, gap_max=largest, at=at)
-        for turn, lag, compared, total, largest, at in json.loads(found["turns"])
+        for turn, lag, compared, total, largest, at in json.loads(row["turns"])
     )
     log_probs = None if blob is None else array("f", zlib.decompress(blob))
-    return as_record(TrainerRow, found, turns=turns, log_probs=log_probs)
+    return as_record(TrainerRow, row, turns=turns, log_probs=log_probs)

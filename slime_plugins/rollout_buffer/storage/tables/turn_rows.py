@@ -67,8 +67,8 @@ def purge_turns(connection: Connection, before: float) -> int:
 
 def oldest_turn(connection: Connection, default: float) -> float:
     """Returns when the oldest turn was added; ``default`` if there is no turn."""
-    found = connection.execute("SELECT min(created_at) FROM turns").fetchone()[0]
-    return default if found is None else float(found)
+    oldest = connection.execute("SELECT min(created_at) FROM turns").fetchone()[0]
+    return default if oldest is None else float(oldest)
 
 
 def insert_rollout(connection: Connection, row: Mapping[str, Any]) -> bool:
@@ -81,8 +81,8 @@ def insert_rollout(connection: Connection, row: Mapping[str, Any]) -> bool:
 
 
 def find_rollout(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
-    found = connection.execute("SELECT * FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
-    return None if found is None else dict(found)
+    row = connection.execute("SELECT * FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+    return None if row is None else dict(row)
 
 
 def count_open_rollouts(connection: Connection, now: float) -> int:
