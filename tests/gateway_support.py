@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.types import Instance
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests import demo_tokens
+from tests.support import PNG
 
 if TYPE_CHECKING:
     import anthropic
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
 
 tokenizer = demo_tokens.tokenizer
 USER: Any = {"role": "user", "content": "What is 2 + 2?"}
+LOOK: Any = {
+    "role": "user",
+    "content": [
+        {"type": "text", "text": "And here?"},
+        {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}},
+    ],
+}
+RETRY = {"x-stainless-retry-count": "1"}
+"""The header with which OpenAI's client repeats a request."""
 
 
 def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), **changes: Any) -> JobRecord:

@@ -12,6 +12,7 @@ import pytest
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim, SlotClaims
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.registry import Plugin
@@ -127,6 +128,15 @@ def delivered_items(
     """The members of a delivery, each as the keys that are not in its stored payload, and the payload's JSON."""
     for light, pieces in buffer.delivered_pieces(delivery, inline_images=inline_images):
         yield light, b"".join(pieces)
+
+
+def refuse_room(buffer: Buffer, patch: pytest.MonkeyPatch) -> None:
+    """Makes the buffer's store refuse whatever needs room, as on a full disk."""
+
+    def full() -> None:
+        raise StorageFullError("the disk is full")
+
+    patch.setattr(buffer.store, "check_room", full)
 
 
 def uids(buffer: Buffer, delivery: Delivery | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The short form of the crash test; ``scripts/crash_test`` is the long one."""
+"""A short run of the crash test, of which ``scripts/crash_test`` makes long ones."""
 
 from __future__ import annotations
 

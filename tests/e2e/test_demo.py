@@ -1,4 +1,4 @@
-"""The README's first command, as its process: everything real but the phones and the model."""
+"""The README's first command in a process of its own: everything is real but the phones and the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.processes import process_table
 
 
 def run_demo(folder: Path, *options: str) -> tuple[str, list[dict[str, Any]]]:
-    """Runs the demo to its end; returns what it said and the rows that it wrote."""
+    """Runs the demo to its end; returns its output and the rows that it wrote, once no process of it is left."""
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "demo", "--folder", str(folder), *options]
     result = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import requests
 from transformers import AutoTokenizer
@@ -27,9 +26,7 @@ from slime.rollout.agent_rollout import generate_agent_rollout, get_rollout_data
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from tests.integration.conftest import BufferProcess, wait_until
-from tests.support import written
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -206,28 +203,6 @@ def test_the_payload_of_the_guide_starts_a_job_with_its_strings_and_numbers(
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_buffer_that_is_not_there_is_a_network_error() -> None:
-    with pytest.raises(aiohttp.ClientError):
-        await get_rollout_data("http://127.0.0.1:1", None, 5.0)
-
-
-async def test_a_refusal_is_a_network_error_too(buffer: BufferProcess) -> None:
-    for job_id in ("one", "two"):
-        buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": job_id})
-        buffer.client.write([written(f"of-{job_id}")], job_id=job_id)
-
-    with pytest.raises(aiohttp.ClientError, match="job_id") as refusal:
-        await get_rollout_data(buffer.url, timeout=20.0)
-    assert isinstance(refusal.value, RolloutBufferError)
-
-
-async def test_nothing_ready_in_time_is_a_timeout(buffer: BufferProcess) -> None:
-    buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1})
-
-    with pytest.raises(asyncio.TimeoutError, match=r"no group came within 2 s: nothing is ready yet"):
-        await get_rollout_data(api_base_url=buffer.url, timeout=2.0)
 
 
 # --- refused on purpose ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Is this installation whole? Three checks, each needing more than the one before it.
+"""Three checks that an installation for Android World is complete; each needs more than the one before it.
 
 1. Imports: every module that a launch script names. Needs nothing.
 2. Pool and device: lend, play, give back. On simulated phones, or on the devices of the host's own settings

@@ -1,7 +1,6 @@
-"""Episodes that were really played, of every kind there is, on the dashboard in a real browser.
+"""Episodes with edited contexts and sessions of the gateway, really played, on the dashboard in a real browser.
 
-Edited contexts, sessions of the gateway, rollouts of a server elsewhere, and phones with a prompt for every turn:
-each is shown for what it is. Needs what ``test_dashboard_browser`` needs.
+Needs what ``test_dashboard_browser`` needs.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def test_each_sampled_token_is_trained_once_after_what_it_was_sampled_after(gene
 
 @few
 @given(scripts())
-def test_nothing_else_is_trained(generations: list[Generation]) -> None:
+def test_nothing_but_sampled_tokens_is_trained(generations: list[Generation]) -> None:
     """C3, C4, C6: the ones add up to the trained outputs, lie on them only, and no row is without any."""
     rows = pack_training_rows(generations)
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations if one.trained)

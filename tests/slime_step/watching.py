@@ -1,6 +1,6 @@
-"""What one training step of slime computes, seen from beside it: its data, its gradients, what it logs.
+"""Records what slime's training steps compute: their data, their gradients, and what they log.
 
-Nothing is changed: functions are wrapped while a step runs, and put back.
+Functions of slime are wrapped while the steps run and put back afterwards; what they compute is not changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = (
 
 @contextmanager
 def watched(actor: Any) -> Iterator[Seen]:
-    """Yields what is seen of the steps that the actor trains in the block."""
+    """Yields a record that is filled by the steps that the actor trains in the block."""
     seen: Seen = {"logged": {}, "steps": [], "logit_gradients": [], "gradients": {}, "images": [], "routes": []}
     with ExitStack() as stack:
         for watch in (_data, _log, _steps, _gradients, _logits, _images, _routes):
@@ -49,7 +49,7 @@ def _instead(holder: Any, name: str, wrapper: Any) -> Iterator[None]:
 
 @contextmanager
 def _data(actor: Any, seen: Seen) -> Iterator[None]:
-    """What a rank trains, as it is between advantages and step."""
+    """Records what a rank trains, after its advantages are computed and before its step."""
 
     def wrapper(original: Any) -> Any:
         def log_rollout_data(rollout_id: int, args: Any, data: dict[str, Any]) -> Any:

@@ -370,7 +370,7 @@ def test_paths_that_lead_nowhere_are_a_short_404(client: FlaskClient, path: str)
     ["Bearer \xff\xfe", "Bearer ä", "Bearer", "", "bearer  ", "Bearer a-token-of-enough-lengtH", "Bearer " + "x" * 9000,
      "\xff", "Bearer a-token-of-enough-length x", "Basic YTpi"],
 )  # fmt: skip
-def test_a_wrong_token_is_a_401_whatever_its_bytes(
+def test_a_wrong_token_is_a_401_whatever_its_bytes_but_for_health(
     make_client: Callable[..., FlaskClient], tmp_path: Path, header: str
 ) -> None:
     (tmp_path / "token").write_text("a-token-of-enough-length\n")
@@ -378,6 +378,8 @@ def test_a_wrong_token_is_a_401_whatever_its_bytes(
     for path in ("/jobs", "/nowhere", "/metrics", "/openapi.json", "/images/x", "/trajectories/x"):
         reply = client.get(path, headers={"Authorization": header})
         assert (reply.status_code, reply.get_json()["error"]["code"]) == (401, "unauthorized")
+    assert client.get("/health", headers={"Authorization": header}).status_code == 200
+    assert client.get("/jobs", headers={"Authorization": "Bearer a-token-of-enough-length"}).status_code == 200
 
 
 def test_a_token_that_headers_cannot_carry_is_refused_at_the_start(tmp_path: Path) -> None:

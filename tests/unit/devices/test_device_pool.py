@@ -243,7 +243,7 @@ def test_no_device_gets_a_task_that_it_cannot_play_none_that_can_stays_idle_and_
             asking = [asyncio.create_task(ask_for_ever(line)) for line in lines]
             for turn, number in enumerate([*returns, *range(12 * len(lines) * len(devices))]):
                 if turn == len(returns):
-                    served.update(dict.fromkeys(lines, 0))  # nobody lives on a lucky beginning
+                    served.update(dict.fromkeys(lines, 0))  # from here on each line must be served again
                 await asyncio.sleep(2)  # longer than a reservation
                 lent = {index for _, index in held}
                 assert len(lent) <= to_lend
@@ -382,21 +382,21 @@ async def test_an_episode_that_waits_fails_when_its_pool_closes() -> None:
 
 
 async def test_a_pool_that_closes_leaves_its_manager_once_also_if_that_is_gone() -> None:
-    said: list[str] = []
+    left_by: list[str] = []
 
     class Noting(DeviceManager):
         async def leave(self, owner: str) -> None:
-            said.append(owner)
+            left_by.append(owner)
             raise DeviceError("gone")
 
     manager = Noting(lambda _settings, index, before: FakeWorker(index, before))
     pool = DevicePool(manager, settings(), owner="job")
     await pool.close()
-    assert said == []
+    assert left_by == []
     await pool.start()
     await pool.close()
     await pool.close()
-    assert len(said) == 1
+    assert len(left_by) == 1
 
 
 @in_virtual_time

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.errors import StorageFullError
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import (
+    LOOK,
+    RETRY,
     USER,
     GatewayUnderTest,
     HeldEngine,
@@ -23,16 +23,7 @@ from tests.gateway_support import (
     message_of,
     start_session_job,
 )
-from tests.support import PNG, poll, uids
-
-LOOK: Any = {
-    "role": "user",
-    "content": [
-        {"type": "text", "text": "And here?"},
-        {"type": "image_url", "image_url": {"url": wire.encode_data_uri(PNG)}},
-    ],
-}
-RETRY = {"x-stainless-retry-count": "1"}
+from tests.support import PNG, poll, refuse_room, uids
 
 
 def stored_turns(gateway: GatewayUnderTest) -> int:
@@ -69,9 +60,9 @@ async def test_a_killed_gateways_session_goes_on_where_it_was_with_its_exact_ids
 
 
 async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tmp_path: Path) -> None:
-    told = TokenRecords(1, bytes(8), 1, 2)
+    records = TokenRecords(start=1, values=bytes(8), itemsize=1, width=2)
     reply = GenerateReply(
-        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: told}
+        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: records}
     )
     async with gateway_on(tmp_path, FakeEngine([reply])) as gateway:
         job = start_session_job(gateway.buffer, n=1, sampling_params={"return_routed_experts": True})
@@ -80,8 +71,8 @@ async def test_token_records_of_a_killed_gateways_turns_are_in_the_trajectory(tm
     async with gateway_on(tmp_path, counting_engine()) as gateway:
         assert (await gateway.close(opened, reward=1)).status == 200
         (generation,) = gateway.generations(job, opened["session_id"])
-        assert generation.records == {ROUTED_EXPERTS: RecordBytes.of(told)}
-        assert gateway.buffer.payloads.image(generation.records[ROUTED_EXPERTS].sha256) == told.encode()
+        assert generation.records == {ROUTED_EXPERTS: RecordBytes.of(records)}
+        assert gateway.buffer.payloads.image(generation.records[ROUTED_EXPERTS].sha256) == records.encode()
 
 
 async def test_a_request_whose_answer_was_lost_with_the_gateway_gets_the_stored_turn(tmp_path: Path) -> None:
@@ -120,11 +111,8 @@ async def test_a_turn_that_could_not_be_stored_is_not_answered_and_sampled_again
     async with gateway_on(tmp_path, engine) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
 
-        def full() -> None:
-            raise StorageFullError("the disk is full")
-
         with monkeypatch.context() as patch:
-            patch.setattr(gateway.buffer.store, "check_room", full)
+            refuse_room(gateway.buffer, patch)
             refused = await gateway.chat(opened, [USER])
             assert (refused.status, refused.body["error"]["code"]) == (507, "storage_full")
             assert refused.retry_after == "1"

@@ -109,7 +109,7 @@ async def test_a_key_is_taken_as_x_api_key_and_as_bearer(tmp_path: Path) -> None
     assert (refused.value.body["type"], refused.value.type) == ("error", "authentication_error")
 
 
-async def test_an_engine_that_fails_during_a_stream_is_an_error_event(
+async def test_an_engine_that_fails_after_keep_alives_alone_is_an_error_event_of_an_overload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import anthropic

@@ -18,7 +18,7 @@ from aiohttp import web
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.errors import ConfigError, StorageFullError
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
@@ -37,43 +37,40 @@ from tests.gateway_support import (
     start_session_job,
     tokenizer,
 )
-from tests.support import poll, slot_counts, start_external, uids, write, written
+from tests.support import poll, refuse_room, slot_counts, start_external, uids, write, written
 
 
-def talkative() -> FakeEngine:
+def engine_of_four() -> FakeEngine:
+    """An engine that replies "Four." to everything."""
     return FakeEngine(lambda request: "Four.", tokenizer=tokenizer)
 
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[GatewayUnderTest]:
-    async with gateway_on(tmp_path, talkative()) as found:
+    async with gateway_on(tmp_path, engine_of_four()) as found:
         yield found
 
 
-ASKED = {"return_routed_experts": True}
-
-
-async def test_what_the_engine_told_of_tokens_is_in_the_trajectory_and_counts_to_what_a_session_holds(
-    tmp_path: Path,
-) -> None:
-    told = TokenRecords(1, bytes(8), 1, 2)
+async def test_token_records_of_the_engine_are_stored_and_count_towards_the_bytes_of_a_session(tmp_path: Path) -> None:
+    asked = {"return_routed_experts": True}
+    records = TokenRecords(start=1, values=bytes(8), itemsize=1, width=2)
     reply = GenerateReply(
-        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: told}
+        output_ids=(500,), output_log_probs=(-1.0,), finish_reason="stop", records={ROUTED_EXPERTS: records}
     )
-    named = RecordBytes.of(told)
-    assert named.data is not None
+    encoded = RecordBytes.of(records)
+    assert encoded.data is not None
     engine = FakeEngine(lambda request: reply)
-    async with gateway_on(tmp_path, engine, max_session_image_bytes=len(named.data) + 1) as gateway:
-        job = start_session_job(gateway.buffer, sampling_params=ASKED)
+    async with gateway_on(tmp_path, engine, max_session_image_bytes=len(encoded.data) + 1) as gateway:
+        job = start_session_job(gateway.buffer, sampling_params=asked)
         opened = await gateway.open(job)
         answers = [await gateway.chat(opened, [{"role": "user", "content": str(turn)}]) for turn in range(3)]
         assert [answer.status for answer in answers] == [200, 200, 410]
         assert "bytes of images and token records" in answers[2].body["error"]["message"]
-        assert engine.requests[0].sampling_params.extra == ASKED
+        assert engine.requests[0].sampling_params.extra == asked
         assert (await gateway.close(opened, reward=1.0)).status == 200
-        found = gateway.generations(job, opened["session_id"])
-        assert [one.records for one in found] == [{ROUTED_EXPERTS: named}] * 2
-        assert gateway.buffer.payloads.image(named.sha256) == named.data
+        generations = gateway.generations(job, opened["session_id"])
+        assert [generation.records for generation in generations] == [{ROUTED_EXPERTS: encoded}] * 2
+        assert gateway.buffer.payloads.image(encoded.sha256) == encoded.data
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ async def test_a_tokenizer_that_loads_for_long_and_in_vain_holds_up_no_other_job
         assert may_fail.wait(60)
         raise ConfigError("the hub cannot be asked")
 
-    async with gateway_on(tmp_path, talkative(), load=load) as gateway:
+    async with gateway_on(tmp_path, engine_of_four(), load=load) as gateway:
         slow = start_session_job(gateway.buffer, job_id="slow", tokenizer_path="our/model")
         opening = [asyncio.create_task(gateway.call("POST", "/sessions", {"job_id": slow.job_id})) for _ in range(3)]
         assert await asyncio.to_thread(asked.wait, 60)
@@ -142,34 +139,31 @@ async def test_paused_and_cancelled_jobs_hand_out_no_slots(gateway: GatewayUnder
 async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
     gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_once, store = 40, gateway.buffer.store
-    job = start_session_job(gateway.buffer, n=at_once)
-    transaction, count = store.write, 0
+    session_count, store = 40, gateway.buffer.store
+    job = start_session_job(gateway.buffer, n=session_count)
+    transaction, transaction_count = store.write, 0
 
     def counted() -> Any:
-        nonlocal count
-        count += 1
+        nonlocal transaction_count
+        transaction_count += 1
         return transaction()
 
-    await gateway.abandon(await gateway.open(job))  # the engine's client and the tokenizer are there
+    await gateway.abandon(await gateway.open(job))  # loads the tokenizer and connects to the engine
     monkeypatch.setattr(store, "write", counted)
-    opened = await asyncio.gather(*(gateway.open(job) for _ in range(at_once)))
-    assert len({one["session_id"] for one in opened}) == at_once
-    assert count < at_once / 4
-    count = 0
+    opened = await asyncio.gather(*(gateway.open(job) for _ in range(session_count)))
+    assert len({one["session_id"] for one in opened}) == session_count
+    assert transaction_count < session_count / 4
+    transaction_count = 0
     await asyncio.gather(*map(gateway.abandon, opened))
-    assert count < at_once / 4
-    assert slot_counts(gateway.buffer, job)["open"] == at_once
+    assert transaction_count < session_count / 4
+    assert slot_counts(gateway.buffer, job)["open"] == session_count
 
 
 async def test_sessions_can_be_opened_and_abandoned_on_a_full_disk(
     gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full() -> None:
-        raise StorageFullError("the disk is full")
-
     job = start_session_job(gateway.buffer)
-    monkeypatch.setattr(gateway.buffer.store, "check_room", full)
+    refuse_room(gateway.buffer, monkeypatch)
     abandoned = await gateway.abandon(await gateway.open(job))
     assert abandoned.status == 200
 
@@ -360,7 +354,7 @@ async def test_an_allowed_callback_gives_the_reward(
     tmp_path: Path, scoring: tuple[ScoringService, str], host: str
 ) -> None:
     service, url = scoring
-    async with gateway_on(tmp_path, talkative(), scoring_hosts=(host,)) as gateway:
+    async with gateway_on(tmp_path, engine_of_four(), scoring_hosts=(host,)) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         opened = await gateway.open(job)
         await gateway.chat(opened, [USER])
@@ -396,7 +390,7 @@ async def test_a_turn_that_is_sampled_during_the_callback_has_no_reward_of_it(tm
 
 
 async def test_a_reward_that_no_trainer_would_get_leaves_the_session_open(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative()) as gateway:
+    async with gateway_on(tmp_path, engine_of_four()) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer, n=1, job_id="j", reward_range=[0, 1]))
         await gateway.chat(opened, [USER])
         for reward, status in ((5.0, 422), (1e39, 400)):
@@ -410,7 +404,7 @@ async def test_a_callback_elsewhere_is_refused_before_it_is_asked(
     tmp_path: Path, scoring: tuple[ScoringService, str]
 ) -> None:
     service, url = scoring
-    async with gateway_on(tmp_path, talkative(), scoring_hosts=("judge.example",)) as gateway:
+    async with gateway_on(tmp_path, engine_of_four(), scoring_hosts=("judge.example",)) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer))
         await gateway.chat(opened, [USER])
         refused = await gateway.close(opened, scoring_url=url)
@@ -448,7 +442,7 @@ async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
 ) -> None:
     service, url = scoring
     service.answer = web.Response(**answer)
-    async with gateway_on(tmp_path, talkative(), scoring_hosts=("127.0.0.1",)) as gateway:
+    async with gateway_on(tmp_path, engine_of_four(), scoring_hosts=("127.0.0.1",)) as gateway:
         opened = await gateway.open(start_session_job(gateway.buffer, n=1))
         await gateway.chat(opened, [USER])
         refused = await gateway.close(opened, scoring_url=url)
@@ -460,8 +454,8 @@ async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
 # --- expiry, cancelling, starting again ------------------------------------------------------------------------------
 
 
-def let_pass(gateway: GatewayUnderTest, seconds: float) -> None:
-    """For every session it is that much later than it was."""
+def age_sessions(gateway: GatewayUnderTest, seconds: float) -> None:
+    """Makes the last use of every session ``seconds`` earlier."""
     with gateway.buffer.store.write() as connection:
         connection.execute("UPDATE attempts SET used_at = coalesce(used_at, started_at) - ?", (seconds,))
     for session in gateway.gateway.registry._sessions.values():
@@ -472,7 +466,7 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     job = start_session_job(gateway.buffer, n=1)
     opened = await gateway.open(job, idle_timeout_s=60)
     await gateway.chat(opened, [USER])
-    let_pass(gateway, 61)
+    age_sessions(gateway, 61)
     await gateway.gateway.reconcile()
     after = await gateway.chat(opened, [USER])
     assert (after.status, "session_expired" in after.body["error"]["message"]) == (410, True)
@@ -484,7 +478,7 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
 
 async def test_a_time_without_a_gateway_does_not_count_as_idle(gateway: GatewayUnderTest) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer, n=1), idle_timeout_s=60)
-    let_pass(gateway, 61)
+    age_sessions(gateway, 61)
     gateway.buffer.restart_session_clocks()
     await gateway.gateway.reconcile()
     assert (await gateway.chat(opened, [USER])).status == 200
@@ -496,7 +490,7 @@ async def test_a_session_does_not_expire_while_a_turn_is_sampled(tmp_path: Path)
         opened = await gateway.open(start_session_job(gateway.buffer), idle_timeout_s=60)
         asking = asyncio.ensure_future(gateway.chat(opened, [USER]))
         await engine.asked.wait()
-        let_pass(gateway, 61)
+        age_sessions(gateway, 61)
         await gateway.gateway.reconcile()
         engine.may_answer.set()
         assert (await asking).status == 200
@@ -568,23 +562,25 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
     token = "a-token-of-sixteen-characters"
     (tmp_path / "token").write_text(token)
     async with gateway_on(
-        tmp_path, talkative(), token_file=tmp_path / "token", public_url="http://agents.lan/"
+        tmp_path, engine_of_four(), token_file=tmp_path / "token", public_url="http://agents.lan/"
     ) as gateway:
         job = start_session_job(gateway.buffer)
         body = {"job_id": job.job_id}
         assert (await gateway.call("POST", "/sessions", body)).status == 401
-        first = (await gateway.call("POST", "/sessions", body, bearer=token)).body
+        first, second = [(await gateway.call("POST", "/sessions", body, bearer=token)).body for _ in range(2)]
         assert first["openai_base_url"] == "http://agents.lan/v1"
-        second = (await gateway.call("POST", "/sessions", body, bearer=token)).body
-        by_id = f"/sessions/{first['session_id']}/v1/chat/completions"
-        asked = {"messages": [USER]}
-        assert (await gateway.call("POST", by_id, asked)).status == 401
-        assert (await gateway.call("POST", by_id, asked, bearer=second["api_key"])).status == 401
-        assert (await gateway.call("POST", by_id, asked, bearer=first["api_key"])).status == 200
-        assert (await gateway.call("POST", by_id, asked, bearer=token)).status == 200
-        assert (await gateway.chat(first, [USER])).status == 200
         plain = "/v1/chat/completions"
-        assert (await gateway.call("POST", plain, asked, bearer=first["api_key"])).status == 200
+        by_id, by_key = (f"/sessions/{name}{plain}" for name in (first["session_id"], first["api_key"]))
+        asked = {"messages": [USER]}
+        for path, bearer, status in (
+            (by_id, None, 401),
+            (by_id, second["api_key"], 401),
+            (by_id, first["api_key"], 200),
+            (by_id, token, 200),
+            (by_key, None, 200),
+            (plain, first["api_key"], 200),
+        ):
+            assert (await gateway.call("POST", path, asked, bearer=bearer)).status == status, (path, bearer)
         forged = first["api_key"][:-1] + ("0" if first["api_key"][-1] != "0" else "1")
         refused = await gateway.call("POST", plain, asked, bearer=forged)
         assert (refused.status, refused.body["error"]["type"]) == (401, "authentication_error")
@@ -615,7 +611,9 @@ def test_processes_that_start_at_once_on_a_new_folder_share_one_secret(
 
 async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:
     async with (
-        gateway_on(tmp_path, talkative(), public_url="http://agents.lan:8890", allowed_hosts=("proxy.lan",)) as gateway,
+        gateway_on(
+            tmp_path, engine_of_four(), public_url="http://agents.lan:8890", allowed_hosts=("proxy.lan",)
+        ) as gateway,
         aiohttp.ClientSession() as session,
     ):
         for host, status in (("evil.example", 403), ("agents.lan:8890", 200), ("proxy.lan", 200), ("localhost", 200)):
@@ -624,7 +622,7 @@ async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone
 
 
 async def test_without_a_token_no_page_of_another_site_makes_a_browser_open_sessions(tmp_path: Path) -> None:
-    async with gateway_on(tmp_path, talkative()) as gateway, aiohttp.ClientSession() as session:
+    async with gateway_on(tmp_path, engine_of_four()) as gateway, aiohttp.ClientSession() as session:
         for origin, status in (("http://evil.example", 403), ("http://[", 403), (gateway.url, 400)):
             async with session.post(f"{gateway.url}/sessions", data="{}", headers={"Origin": origin}) as reply:
                 assert reply.status == status, origin

@@ -18,19 +18,21 @@ from slime_plugins.rollout_buffer.engine.http import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.wire import encode_data_uri
-from tests.gateway_support import USER, GatewayUnderTest, gateway_on, message_of, start_session_job, tokenizer
+from tests.gateway_support import (
+    LOOK,
+    RETRY,
+    USER,
+    GatewayUnderTest,
+    gateway_on,
+    message_of,
+    start_session_job,
+    tokenizer,
+)
 from tests.support import PNG
 
-LOOK: Any = {
-    "role": "user",
-    "content": [{"type": "image_url", "image_url": {"url": encode_data_uri(PNG)}}],
-}
-RETRY = {"x-stainless-retry-count": "1"}
 
-
-class HeldEngine(FakeEngine):
-    """Never says the same twice; each request waits until the test lets it, in order of its arrival."""
+class QueueingEngine(FakeEngine):
+    """Replies "Answer 1.", "Answer 2." … While it ``holds``, each request waits for its event in ``held``."""
 
     def __init__(self) -> None:
         self.count = itertools.count(1)
@@ -58,7 +60,7 @@ class HeldEngine(FakeEngine):
 class Workers:
     first: GatewayUnderTest
     second: GatewayUnderTest
-    engine: HeldEngine
+    engine: QueueingEngine
 
     async def opened(self, **options: Any) -> dict[str, Any]:
         return await self.first.open(start_session_job(self.first.buffer, n=1), **options)
@@ -66,7 +68,7 @@ class Workers:
 
 @asynccontextmanager
 async def two_workers(folder: Path, **settings: Any) -> AsyncIterator[Workers]:
-    engine = HeldEngine()
+    engine = QueueingEngine()
     async with (
         gateway_on(folder, engine, workers=2, **settings) as first,
         gateway_on(folder, engine, workers=2, worker=2, **settings) as second,
@@ -96,7 +98,7 @@ async def test_a_process_loads_tokenizer_and_probes_engine_for_sessions_of_anoth
         return tokenizer
 
     async with (
-        gateway_on(tmp_path, HeldEngine(), workers=2) as first,
+        gateway_on(tmp_path, QueueingEngine(), workers=2) as first,
         gateway_on(tmp_path, engine, load=load, workers=2, worker=2) as second,
     ):
         await first.open(start_session_job(first.buffer, n=1))

@@ -1,4 +1,4 @@
-"""A limit that changes while episodes play, and what changes it: windows of what came back, queues, devices."""
+"""The limit of episodes that play at once, and what changes it: episodes that ended, the engine's queue, devices."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def test_a_lowered_limit_takes_no_place_away_and_gives_none_until_enough_a
         await places.acquire()
     places.set_limit(1)
     waiting = asyncio.create_task(places.acquire())
-    for _ in range(2):
+    for still_taken in (2, 1):
         places.release()
         await asyncio.sleep(0)
-        assert (places.taken, places.waiting) == (3 - _ - 1, 1)
+        assert (places.taken, places.waiting) == (still_taken, 1)
     places.release()
     await waiting
     assert (places.taken, places.waiting) == (1, 0)
@@ -44,8 +44,8 @@ async def test_places_of_a_raised_limit_are_taken_at_once() -> None:
     assert places.waiting == 0
 
 
-class Busy(HttpEngine):
-    """An engine that brings ``speed`` tokens a second of each episode up to ``knee`` of them, and says its load."""
+class SaturatedEngine(HttpEngine):
+    """Samples 10 tokens a second for each of at most ``knee`` episodes; the others wait. May report its load."""
 
     route = "/none"
 
@@ -67,14 +67,14 @@ class Busy(HttpEngine):
         self.tokens += int(10 * min(playing, self.knee) * seconds)
 
 
-class Steered:
-    """A limit that is always reached and asked for more, and a clock."""
+class ControlledLimit:
+    """A limit with as many episodes as it lets play and one that waits, its controller, and their clock."""
 
-    def __init__(self, engine: Busy, **more: Any) -> None:
-        self.engine, self.clock, self.told = engine, SettableClock(1000.0), list[ConcurrencyState]()
+    def __init__(self, engine: SaturatedEngine) -> None:
+        self.engine, self.clock, self.reported = engine, SettableClock(1000.0), list[ConcurrencyState]()
         self.places, self.paused, self.farm = ConcurrencyLimiter(1), False, dict[str, Any]()
         self.places.waiting = 1
-        self.steering = ConcurrencyController(
+        self.controller = ConcurrencyController(
             self.places,
             Bounds(min_limit=8, max_limit=1024, step=8),
             engine,
@@ -84,48 +84,48 @@ class Steered:
             clock=self.clock,
         )
 
-    async def _keep(self, steering: ConcurrencyState, load: EngineLoad | None) -> None:
-        self.told.append(steering)
+    async def _keep(self, state: ConcurrencyState, load: EngineLoad | None) -> None:
+        self.reported.append(state)
 
     async def pass_time(self, samples: int) -> None:
         for _ in range(samples):
             self.clock.advance(6)
             self.places.taken = self.places.limit
             self.engine.play(self.places.limit, 6)
-            await self.steering.adjust()
+            await self.controller.adjust()
 
 
 @pytest.mark.parametrize("says_load", [False, True])
 async def test_the_limit_settles_near_what_the_engine_can_play_with_and_without_reported_load(says_load: bool) -> None:
-    steered = Steered(Busy(100, says_load=says_load))
-    assert steered.places.limit == 16
-    await steered.pass_time(200)
-    assert 75 <= steered.places.limit <= 200
-    assert steered.told[-1].limit == steered.places.limit
+    controlled = ControlledLimit(SaturatedEngine(100, says_load=says_load))
+    assert controlled.places.limit == 16
+    await controlled.pass_time(200)
+    assert 75 <= controlled.places.limit <= 200
+    assert controlled.reported[-1].limit == controlled.places.limit
 
 
 async def test_the_limit_stays_while_the_engine_is_away_or_the_job_is_paused() -> None:
     for name, value in (("trouble", EngineTrouble.UPDATING), ("paused", True)):
-        steered = Steered(Busy(100))
-        setattr(steered.engine if name == "trouble" else steered, name, value)
-        await steered.pass_time(50)
-        assert steered.places.limit == 16
+        controlled = ControlledLimit(SaturatedEngine(100))
+        setattr(controlled.engine if name == "trouble" else controlled, name, value)
+        await controlled.pass_time(50)
+        assert controlled.places.limit == 16
 
 
 async def test_the_first_window_after_a_change_is_ignored() -> None:
-    steered = Steered(Busy(1000))
-    await steered.pass_time(6)
-    assert steered.places.limit == 16, "what came back first began before, and counts for nothing"
-    await steered.pass_time(2)
-    assert steered.places.limit == 32
+    controlled = ControlledLimit(SaturatedEngine(1000))
+    await controlled.pass_time(6)
+    assert controlled.places.limit == 16, "the episodes that ended first had begun before the change"
+    await controlled.pass_time(2)
+    assert controlled.places.limit == 32
 
 
 async def test_the_limit_is_at_most_one_above_the_number_of_devices() -> None:
-    steered = Steered(Busy(1000))
-    steered.farm = {"devices": [{"state": "leased"}] * 16 + [{"state": "ready"}] * 4, "episodes_waiting": {}}
-    await steered.pass_time(8)
-    assert steered.places.limit == 21
-    steered.farm = {"devices": [{"state": "leased"}] * 20, "episodes_waiting": {"training": 1}}
-    await steered.pass_time(20)
-    assert steered.places.limit == 21
-    assert steered.told[-1].reason is Reason.DEVICES
+    controlled = ControlledLimit(SaturatedEngine(1000))
+    controlled.farm = {"devices": [{"state": "leased"}] * 16 + [{"state": "ready"}] * 4, "episodes_waiting": {}}
+    await controlled.pass_time(8)
+    assert controlled.places.limit == 21
+    controlled.farm = {"devices": [{"state": "leased"}] * 20, "episodes_waiting": {"training": 1}}
+    await controlled.pass_time(20)
+    assert controlled.places.limit == 21
+    assert controlled.reported[-1].reason is Reason.DEVICES

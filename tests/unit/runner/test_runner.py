@@ -23,7 +23,6 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
-from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.runner import (
     concurrency,
     episode_runner,
@@ -45,10 +44,12 @@ from slime_plugins.rollout_buffer.types import (
     Trajectory,
 )
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
+from tests import support
 from tests.support import (
     begun_attempt,
     delivered_items,
     poll,
+    polled_delivery,
     slot_counts,
     start_played,
     trajectory,
@@ -118,14 +119,7 @@ def start(buffer: Buffer, count: int = 2, **changes: Any) -> JobRecord:
 
 
 def plugin_of(generator: ScriptedGenerator, **changes: Any) -> Plugin:
-    plugin = Plugin(
-        task_type="scripted",
-        source=Path("scripted.py"),
-        needs_ray=False,
-        reward_range=(0.0, 1.0),
-        functions=DEFAULT_FUNCTIONS,
-        create_generator=lambda: generator,
-    )
+    plugin = support.plugin_of("scripted", lambda: generator, reward_range=(0.0, 1.0))
     return dataclasses.replace(plugin, **changes)
 
 
@@ -170,9 +164,8 @@ async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_t
 ) -> None:
     def play(episode: EpisodeRequest) -> Any:
         episode.transcript.append({"role": "user", "content": f"try {episode.attempt}"})
-        return (
-            by_slot(episode) if episode.attempt == 3 else KeyError("x") if episode.attempt == 2 else DeviceError("hung")
-        )
+        failures = {1: DeviceError("hung"), 2: KeyError("x")}
+        return failures.get(episode.attempt, by_slot(episode))
 
     job = start(real_time_buffer, count=1, num_repeat_per_sample=1)
     await run(real_time_buffer, job, ScriptedGenerator(play))
@@ -204,7 +197,7 @@ async def test_an_episode_that_was_aborted_or_not_judged_has_no_reward_and_is_tr
     described = describe_job(real_time_buffer.store, job)
     assert described["attempts"] == {"failed": 2, "failed:episode": 1, "failed:judge": 1, "finished": 2}
     assert described["outcomes"] == {"completed": 2}
-    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    delivered = delivered_items(real_time_buffer, polled_delivery(real_time_buffer, job))
     assert [light["reward"] for light, _ in delivered] == [0.0, 1.0]
 
 
@@ -225,7 +218,7 @@ async def test_rewards_of_numpy_are_stored_as_numbers(real_time_buffer: Buffer) 
     await run(
         real_time_buffer, job, ScriptedGenerator(lambda e: trajectory(e.uid, "i0", e.slot * half, raw_reward=half))
     )
-    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    delivered = delivered_items(real_time_buffer, polled_delivery(real_time_buffer, job))
     assert [(light["reward"], light["raw_reward"]) for light, _ in delivered] == [(0.0, 0.5), (0.5, 0.5)]
 
 
@@ -241,7 +234,7 @@ async def test_a_slot_that_always_fails_is_given_up_and_the_group_fails_or_is_pa
     assert describe_job(real_time_buffer.store, job)["causes"] == {
         "failed": {too_short(2, 4, Shortfall.SLOTS_FAILED).message: 1}
     }
-    delivered = list(delivered_items(real_time_buffer, poll(real_time_buffer, job)))  # type: ignore[arg-type]  # not None here
+    delivered = delivered_items(real_time_buffer, polled_delivery(real_time_buffer, job))
     assert [light["remove_sample"] for light, _ in delivered] == [False, False, False, True]
 
 

@@ -427,17 +427,6 @@ def test_a_job_can_be_drained_also_when_it_is_over(client: FlaskClient) -> None:
 # --- guarding --------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_guards_everything_but_health(make_client: Callable[..., FlaskClient], tmp_path: Path) -> None:
-    token_file = tmp_path / "token"
-    token_file.write_text("a-token-of-enough-length\n")
-    client = make_client(token_file=token_file)
-    assert client.get("/health").status_code == 200
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic a-token-of-enough-length"}):
-        reply = client.get("/jobs", headers=headers)
-        assert (reply.status_code, reply.get_json()["error"]["code"]) == (401, "unauthorized")
-    assert client.get("/jobs", headers={"Authorization": "Bearer a-token-of-enough-length"}).status_code == 200
-
-
 def test_a_body_over_the_limit_is_a_413_that_says_the_limit(make_client: Callable[..., FlaskClient]) -> None:
     client = make_client(max_body_bytes=2000)
     status, reply = post(client, "/buffer/write", written("u", messages=[{"role": "user", "content": "x" * 3000}]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from slime_plugins.rollout_buffer.types import GroupState, JobState
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
 from tests.example_counts import examples
-from tests.support import Claims, poll, polled_delivery, slot_counts, start_external, uids, write, written
+from tests.support import Claims, poll, polled_delivery, refuse_room, slot_counts, start_external, uids, write, written
 
 NAMES = ("a", "b", "c", "d", "e")
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -36,6 +37,15 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """An input of five lines has more than one chunk and more than one bucket."""
     monkeypatch.setattr(input_rows, "CHUNK_BYTES", 60)
     monkeypatch.setattr(input_rows, "IDS_PER_BUCKET", 2)
+
+
+@contextmanager
+def buffer_in_memory() -> Iterator[Buffer]:
+    """A new buffer for each example of a property, in memory where the machine has such a folder."""
+    with tempfile.TemporaryDirectory(prefix="rollout-buffer-", dir=IN_MEMORY) as folder:
+        buffer = Buffer(Store(Path(folder)))
+        yield buffer
+        buffer.store.close()
 
 
 def groups(buffer: Buffer, job: JobRecord) -> list[GroupRecord]:
@@ -80,7 +90,7 @@ def test_a_written_item_opens_the_next_epoch_of_its_instance(buffer: Buffer) -> 
     for tag in ("first", "second", "third"):
         write_group(buffer, job, "d", tag=tag)
     assert named(groups(buffer, job)) == [(0, "d"), (1, "d")]
-    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "ready": 4, "open": 16}
+    assert slot_counts(buffer, job).items() >= {"ready": 4, "open": 16}.items()
     assert describe_job(buffer.store, job)["late"] == 2
     with pytest.raises(ConflictError, match="has no instance 'x'"):
         write(buffer, job, written("u", "x"))
@@ -110,18 +120,13 @@ def test_an_instance_is_read_from_the_input(buffer: Buffer) -> None:
 def test_each_entry_of_a_skip_list_skips_one_epoch_of_its_instance_the_earliest_first(
     num_epoch: int, skip: list[str]
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="rollout-buffer-", dir=IN_MEMORY))
-    try:
-        buffer = Buffer(Store(folder))
+    with buffer_in_memory() as buffer:
         job = start_external(buffer, ids=NAMES, num_epoch=num_epoch, skip_instance_ids=skip)
         times = {name: min(skip.count(name), num_epoch) for name in NAMES}
         found = groups(buffer, job)
         assert {group.state for group in found} <= {GroupState.SKIPPED}
         assert sorted(named(found)) == sorted((epoch, name) for name in NAMES for epoch in range(times[name]))
         assert slot_counts(buffer, job)["open"] == 2 * (len(NAMES) * num_epoch - sum(times.values()))
-        buffer.store.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 def test_a_trainer_that_resumes_skips_groups_that_nobody_opened_and_may_go_back(buffer: Buffer) -> None:
@@ -130,9 +135,9 @@ def test_a_trainer_that_resumes_skips_groups_that_nobody_opened_and_may_go_back(
     write_group(buffer, job, "a")
     assert uids(buffer, poll(buffer, job, lease_s=60)) == ["a0", "a1"]
     start_external(buffer, skip_instance_ids=["a", "b", "b", "c"], **start)
-    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "delivered": 2, "skipped": 6, "open": 12}
+    assert slot_counts(buffer, job).items() >= {"delivered": 2, "skipped": 6, "open": 12}.items()
     start_external(buffer, skip_instance_ids=["a", "b"], **start)
-    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "delivered": 2, "skipped": 2, "open": 16}
+    assert slot_counts(buffer, job).items() >= {"delivered": 2, "skipped": 2, "open": 16}.items()
     assert named(buffer.open_groups(job.key, after=(-1, -1), limit=3)) == [(0, "c"), (0, "d"), (0, "e")]
 
 
@@ -140,7 +145,7 @@ def test_a_cancelled_job_has_skipped_what_was_never_opened(buffer: Buffer) -> No
     job = start_external(buffer, ids=NAMES)
     write(buffer, job, written("a0", "a"))
     buffer.change_job(job.job_id, "cancel")
-    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "skipped": 10, "open": 0}
+    assert slot_counts(buffer, job).items() >= {"skipped": 10, "open": 0}.items()
     assert write(buffer, job, written("b0", "b")) == ["late"]
     assert buffer.open_groups(job.key, after=(-1, -1), limit=3) == []
     assert len(groups(buffer, job)) == 1
@@ -199,7 +204,7 @@ def test_another_input_of_a_trainer_comes_behind_the_first_one(buffer: Buffer) -
     write_group(buffer, made, "a")
     job = start_external(buffer, ids=("b", "c"), num_epoch=2, **TRAINER)
     assert job.instance_count == 3
-    assert slot_counts(buffer, job) == {**slot_counts(buffer, job), "submitted": 2 * 5, "ready": 2, "open": 8}
+    assert slot_counts(buffer, job).items() >= {"submitted": 2 * 5, "ready": 2, "open": 8}.items()
     found = buffer.open_groups(job.key, after=(-1, -1), limit=10)
     assert named(found) == [(0, "b"), (0, "c"), (1, "b"), (1, "c")]
     assert [buffer.instance(group).instance_id for group in found] == ["b", "c", "b", "c"]
@@ -208,10 +213,7 @@ def test_another_input_of_a_trainer_comes_behind_the_first_one(buffer: Buffer) -
 def test_attaching_to_a_job_needs_no_room(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
     start_external(buffer, job_id="j", ids=NAMES)
 
-    def full() -> None:
-        raise StorageFullError("the disk is full")
-
-    monkeypatch.setattr(buffer.store, "check_room", full)
+    refuse_room(buffer, monkeypatch)
     assert start_external(buffer, job_id="j", ids=NAMES).job_id == "j"
     with pytest.raises(StorageFullError):
         start_external(buffer, job_id="other", ids=NAMES)
@@ -230,9 +232,7 @@ STEPS = st.lists(
 def test_however_groups_are_opened_each_instance_and_epoch_is_one_group_and_all_are_counted(
     steps: list[Step], num_epoch: int
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="rollout-buffer-", dir=IN_MEMORY))
-    try:
-        buffer = Buffer(Store(folder))
+    with buffer_in_memory() as buffer:
         start: dict[str, Any] = {"job_id": "j", "n": 1, "ids": NAMES, "num_epoch": num_epoch}
         job = start_external(buffer, skip_instance_ids=[], **start)
         for at, (step, name) in enumerate(steps):
@@ -248,9 +248,6 @@ def test_however_groups_are_opened_each_instance_and_epoch_is_one_group_and_all_
         buffer.open_groups(job.key, after=(-1, -1), limit=100)
         everything = sorted((epoch, name) for epoch in range(num_epoch) for name in NAMES)
         assert sorted(named(groups(buffer, job))) == everything
-        buffer.store.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 def try_claim(buffer: Buffer, job: JobRecord, name: str) -> None:

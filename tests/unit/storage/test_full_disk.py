@@ -234,12 +234,12 @@ def test_a_damaged_database_is_a_sentence_with_what_to_do(tmp_path: Path, damage
     buffer.store.close()
     path = tmp_path / "buffer.sqlite3"
     content = path.read_bytes()
-    spoilt = {
+    damaged = {
         "overwritten": content[:4096] + os.urandom(len(content) - 4096),
         "torn": content[: len(content) // 2],
         "another file": b"this is no database" * 1000,
     }
-    path.write_bytes(spoilt[damage])
+    path.write_bytes(damaged[damage])
     with pytest.raises(DatabaseDamagedError, match=r"docs/troubleshooting\.md"):
         Buffer(Store(tmp_path)).jobs()
 

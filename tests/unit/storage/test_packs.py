@@ -405,7 +405,8 @@ def test_several_processes_write_at_once_while_another_reads(buffer: Buffer) -> 
     assert [process.returncode for process in writers] == [0] * 3
     assert sorted(got) == sorted(f"{writer}-{number}" for writer in range(3) for number in range(6))
     assert list(find_damage(buffer.store)) == []
-    assert recover(buffer.store).cut_bytes == 0 or list(find_damage(buffer.store)) == []
+    recover(buffer.store)
+    assert list(find_damage(buffer.store)) == [], "recovery cuts off only what no row names"
 
 
 def test_of_one_uid_twice_in_one_call_the_first_counts_as_a_whole(buffer: Buffer) -> None:

@@ -1,4 +1,4 @@
-"""Forgetting what was delivered long ago, and the quota."""
+"""Retention purges what was delivered long ago and nothing else; the quota refuses what is beyond it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.wire.trainer_reports import ReportedRow, TrainerReport
 from tests.support import (
     PNG,
+    PNG_HASH,
     delivered_items,
     poll,
     polled_delivery,
@@ -157,12 +158,11 @@ def test_a_screenshot_lives_as_long_as_a_younger_trajectory_names_it(buffer: Buf
     poll(buffer, job)
     buffer.store._writer.close()
     assert purge(buffer.store, now=clock.now, retain_s=50) == Purged(payloads=2, images=0, packs=0)
-    (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
-    assert buffer.payloads.image(sha256) == PNG
+    assert buffer.payloads.image(PNG_HASH) == PNG
     clock.advance(100)
     purge(buffer.store, now=clock.now, retain_s=50)
     with pytest.raises(NotFoundError):
-        buffer.payloads.image(sha256)
+        buffer.payloads.image(PNG_HASH)
 
 
 def test_a_screenshot_that_was_purged_is_stored_again_when_it_comes_again(buffer: Buffer, clock: SettableClock) -> None:
@@ -175,8 +175,7 @@ def test_a_screenshot_that_was_purged_is_stored_again_when_it_comes_again(buffer
     write(buffer, job, with_screenshot("b0", "b", 0), with_screenshot("b1", "b", 1))
     delivery = polled_delivery(buffer, job)
     assert len(list(delivered_items(buffer, delivery))) == 2
-    (sha256,) = {wire.decode_data_uri(wire.encode_data_uri(PNG)).sha256}
-    assert buffer.payloads.image(sha256) == PNG
+    assert buffer.payloads.image(PNG_HASH) == PNG
 
 
 def test_a_trainer_that_goes_back_further_than_retention_gets_what_is_left(

@@ -1,4 +1,4 @@
-"""Writes that are kept together: each as if it came alone, and all of them with one fsync."""
+"""Writes that are stored together: each as if it came alone, and all of them with one fsync."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.example_counts import examples
 from tests.support import poll, slot_counts, start_external, uids, written
 
 LONG = {"note": "x" * 40_000}
-"""Goes into a pack."""
+"""Makes a payload so large that it goes into a pack."""
 
 
 class CountingDisk(Disk):

@@ -1,4 +1,4 @@
-"""The program that keeps a local Ray, with a play-acted ``ray`` command: what it does when Ray does not start."""
+"""The program that keeps a local Ray, with a fake ``ray`` command: what it does when Ray does not start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 ROOT = Path(__file__).resolve().parents[4]
-FAKE = """
+FAKE_RAY = """
 import os, sys, time
 from pathlib import Path
 tries = Path(os.environ["TRIES"])
@@ -35,7 +35,7 @@ def start(tmp_path: Path, failures: int, **variables: str) -> subprocess.Popen[s
     package.mkdir(parents=True)
     (tmp_path / "ray" / "__init__.py").touch()
     (package / "__init__.py").touch()
-    (package / "scripts.py").write_text(FAKE, encoding="utf-8")
+    (package / "scripts.py").write_text(FAKE_RAY, encoding="utf-8")
     (tmp_path / "token").write_text("a secret of this test", encoding="utf-8")
     more = {"TRIES": str(tmp_path / "tries"), "FAILURES": str(failures), "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address"), "--num-cpus", "1"]

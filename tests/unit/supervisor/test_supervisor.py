@@ -1,4 +1,4 @@
-"""The supervisor's judgement, with processes that are only played."""
+"""What the supervisor starts, restarts and gives up, with fake processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.supervisor.test_supervised_child import Process
 
 
 class Started:
-    """What the supervisor started instead of processes: command lines, and what the kernel shows of each."""
+    """Stands for ``ChildProcess``: keeps the command line of each start, and a fake process in its place."""
 
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
@@ -107,17 +107,17 @@ def test_a_refused_start_leaves_no_new_folder_behind(
 
 
 def test_when_it_says_that_it_serves_servers_accept_jobs(supervisor: Supervisor, started: Started) -> None:
-    heard: list[Any] = []
-    supervisor.on_ready = lambda _: heard.append(supervisor._heartbeat.last())
+    beats_when_ready: list[Any] = []
+    supervisor.on_ready = lambda _: beats_when_ready.append(supervisor._heartbeat.last())
     supervisor._heartbeat.beat(starting="generators are being listed")
     supervisor._stored_catalog = supervisor._discovery.catalog
     supervisor._server.reconcile()
     supervisor._report_ready()
-    assert heard == [], "no worker of the server has said that it answers"
+    assert beats_when_ready == [], "no worker of the server has said that it answers"
     supervisor._server_ready.beat()
     supervisor._server.reconcile()
     supervisor._report_ready()
-    assert [beat.detail for beat in heard] == [{}]
+    assert [beat.detail for beat in beats_when_ready] == [{}]
 
 
 def test_a_runner_that_crashes_again_and_again_fails_its_job(

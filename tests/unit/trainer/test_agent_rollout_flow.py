@@ -1,4 +1,4 @@
-"""The straight line of a rollout, over real HTTP against a scripted buffer on loopback."""
+"""A rollout from its start to its acknowledgement, over real HTTP against a scripted buffer on loopback."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def instances(records: list[RolloutRecord]) -> list[str]:
     return [group[0].metadata["instance_id"] for record in records for group in record.groups]
 
 
-# --- a plain life ----------------------------------------------------------------------------------------------------
+# --- without trouble -------------------------------------------------------------------------------------------------
 
 
 def test_the_job_is_started_once_and_freshly_for_rollout_0(buffer: LoopbackBuffer) -> None:
@@ -384,8 +384,7 @@ def test_a_buffer_filter_means_what_it_means_in_slime(buffer: LoopbackBuffer, na
 
 
 def broken_everywhere(instance_id: str, **place: int) -> dict[str, Any]:
-    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
-    return {**made, "generations": [{"keep": 9, "prompt_ids": [], "output_ids": []}]}
+    return probe_item(instance_id, **place) | {"generations": [{"keep": 9, "prompt_ids": [], "output_ids": []}]}
 
 
 def test_a_batch_without_anything_to_train_is_an_error_that_says_why() -> None:
@@ -499,9 +498,8 @@ def test_each_poll_says_the_version_that_the_engine_samples_with(
 
 
 def one_failed(instance_id: str, **place: int) -> dict[str, Any]:
-    made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
     failed = {"remove_sample": True, "reward": 0.0, "generations": [], "outcome": "failed"}
-    return {**made, **failed} if (instance_id, place["slot"]) == ("task-0", 1) else made
+    return probe_item(instance_id, **place) | (failed if (instance_id, place["slot"]) == ("task-0", 1) else {})
 
 
 def test_an_evaluation_plays_its_file_once_and_keeps_out_of_the_training() -> None:
@@ -551,7 +549,7 @@ async def test_get_rollout_data_raises_what_it_documents(buffer: LoopbackBuffer,
     with pytest.raises(ValueError, match="item u of the buffer's reply has no extra_info, instance_id, messages"):
         await get_rollout_data(buffer.url)
     buffer.empty_polls = 1000
-    with pytest.raises(asyncio.TimeoutError):
+    with pytest.raises(asyncio.TimeoutError, match=r"no group came within 0\.2 s: nothing is ready"):
         await get_rollout_data(buffer.url, timeout=0.2)
     with pytest.raises(aiohttp.ClientError):
         await get_rollout_data(f"http://127.0.0.1:{unused_tcp_port}")
@@ -631,7 +629,7 @@ def broken_in(*names: str, slots: tuple[int, ...] = (1,)) -> Callable[..., dict[
     """Items of which these could not be played."""
 
     def item(instance_id: str, **place: Any) -> dict[str, Any]:
-        made = probe_item(instance_id, epoch=place["epoch"], slot=place["slot"], group_index=place["group_index"])
+        made = probe_item(instance_id, **place)
         if instance_id in names and place["slot"] in slots:
             made |= {"remove_sample": True, "reward": None, "raw_reward": None, "generations": [], "outcome": "failed"}
         return made

@@ -314,8 +314,9 @@ def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen3_5")
     messages = [user("one"), said("two"), user("three"), said("four")]
     texts = one.get_text_from_loss_mask(*one.get_loss_mask(messages))
-    assert [text[-14:] for text in texts] == ["\n\ntwo<|im_end|>"[-14:], "\n\nfour<|im_end|>"[-14:]]
-    assert all("</think>" in text and "<think>" not in text for text in texts)
+    for text, content in zip(texts, ("two", "four"), strict=True):
+        assert text.endswith(f"</think>\n\n{content}<|im_end|>")
+        assert "<think>" not in text
 
 
 def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:

@@ -247,10 +247,7 @@ def test_what_the_trainer_computed_is_reported_of_its_job_before_the_feed_closes
         (row, _) = feed.next_batch(1).rows
         sent = feed.report([RowReport(uid=row.uid, row=row.number, log_probs=[-0.5], advantage=1.0)], step=3)
 
-    path = next(
-        path for path, _ in buffer.requests if (path.startswith("/jobs/job/") and "report" in path) or "trainer" in path
-    )
-    (body,) = buffer.bodies(path)
+    (body,) = buffer.bodies("/jobs/job/trainer_rows")
     assert sent
     assert body["step"] == 3
     assert body["rows"] == [{"uid": "task-0.0.0", "row": 0, "log_probs": [-0.5], "advantage": 1.0}]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
+from tests.processes import is_alive
 
 CLUSTER = 65536
 
@@ -180,7 +182,7 @@ def test_a_copy_ends_with_the_worker_that_made_it(home: Path, monkeypatch: pytes
     copying = int((home / "pid").read_text())
     worker.kill()
     worker.wait()
-    until(lambda: not lives(copying))
+    until(lambda: not is_alive(copying))
 
 
 def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> Path:
@@ -197,15 +199,7 @@ def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> P
     return log
 
 
-def lives(pid: int) -> bool:
-    try:
-        return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split())[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(holds: object) -> None:
-    assert callable(holds)
+def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
