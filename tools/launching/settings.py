@@ -284,8 +284,11 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
     return Farm(
         path=path,
         device=content.get("device"),
-        num_workers=_number(f"num_workers of {path}", str(content.get("num_workers", 64))),
-        max_context_len=_number(f"max_context_len of {path}", str(content.get("max_context_len", 16384))),
+        # The generator accepts 12.0 for 12.
+        num_workers=_number(f"num_workers of {path}", str(content.get("num_workers", 64)).removesuffix(".0")),
+        max_context_len=_number(
+            f"max_context_len of {path}", str(content.get("max_context_len", 16384)).removesuffix(".0")
+        ),
         simulated=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
     )
 

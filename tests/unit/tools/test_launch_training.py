@@ -216,15 +216,15 @@ def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     farm = tmp_path / "farm.yaml"
-    farm.write_text("num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n")
+    farm.write_text("num_workers: 12.0\nmax_turns: 30\nmax_context_len: 32768\n")
     settings = settings_of(environment, ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG=str(farm))
     config = next(step.writes for step in compose(settings) if step.writes)[1]
 
     assert "rollout_num_process: 12" in config
     assert not {"max_turns", "max_context_len"} & set(re.findall(r"\w+", config))
     assert values_of(train_arguments(settings))["--max-tokens-per-gpu"] == "32768"
-    assert farm.read_text() == "num_workers: 12\nmax_turns: 30\nmax_context_len: 32768\n"
-    for wrong in ("num_workers: many", "max_context_len: -4"):
+    assert farm.read_text() == "num_workers: 12.0\nmax_turns: 30\nmax_context_len: 32768\n"
+    for wrong in ("num_workers: many", "num_workers: 1.5", "max_context_len: -4"):
         farm.write_text(wrong)
         with pytest.raises(LaunchError, match=f"{wrong.partition(':')[0]} of .*farm.yaml"):
             settings_of(environment, ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG=str(farm))
