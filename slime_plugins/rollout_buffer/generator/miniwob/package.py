@@ -27,7 +27,8 @@ def find_pages() -> Path:
         ConfigError: the package is not installed, or holds no pages.
     """
     spec = importlib.util.find_spec("miniwob")
-    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+    roots = None if spec is None else spec.submodule_search_locations
+    for root in roots or ():
         folder = Path(root) / "html" / "miniwob"
         if folder.is_dir():
             return folder
@@ -35,7 +36,7 @@ def find_pages() -> Path:
 
 
 def task_names(folder: Path) -> list[str]:
-    """Returns the tasks of a folder of pages, in order."""
+    """Returns the names of the tasks whose pages are in this folder, sorted."""
     return sorted(path.stem for path in folder.glob("*.html"))
 
 
@@ -47,7 +48,6 @@ def page_of(folder: Path, task_name: str) -> Path:
     """
     if task_name in NOT_PLAYED:
         raise EnvironmentSetupError(f"the MiniWoB task {task_name} is not supported: it is {NOT_PLAYED[task_name]}")
-    page = folder / f"{task_name}.html"
-    if page.parent != folder or not page.is_file():
-        raise EnvironmentSetupError(f"there is no MiniWoB task {task_name!r}")
-    return page
+    if task_name not in task_names(folder):
+        raise EnvironmentSetupError(f"there is no MiniWoB task {task_name[:80]!r}")
+    return folder / f"{task_name}.html"

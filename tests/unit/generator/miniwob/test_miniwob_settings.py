@@ -85,7 +85,7 @@ def test_a_page_is_one_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "secret.html").touch()
     assert package.task_names(folder) == ["click-test"]
     assert package.page_of(folder, "click-test").name == "click-test.html"
-    for name in ("../secret", "nothing", "flight.AA"):
+    for name in ("../secret", "nothing", "flight.AA", "x" * 300, "click-test\0"):
         with pytest.raises(EnvironmentSetupError):
             package.page_of(folder, name)
 
