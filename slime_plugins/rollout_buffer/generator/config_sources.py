@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.strict_yaml import load_yaml
 _Settings = TypeVar("_Settings", bound=BaseModel)
 
 Address = tuple[str | int, ...]
+"""A key with the sections around it, the outermost first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +132,8 @@ def _overridden(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, An
     result = dict(base)
     for key, value in top.items():
         below = result.get(key)
-        sections = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = _overridden(cast("Mapping[str, Any]", below), value) if sections else value
+        are_sections = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = _overridden(cast("Mapping[str, Any]", below), value) if are_sections else value
     return result
 
 

@@ -50,6 +50,8 @@ NOT_GENERATORS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plugin:
+    """A generator as its module defines it, with one of ``create_generator`` and ``run_rollout``."""
+
     task_type: str
     source: Path
     """Its file; for an installed package the module's name."""
@@ -66,7 +68,7 @@ class Plugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """The plugins by task type; and, for each file that failed, where its error is, with the traceback."""
+    """``plugins`` by task type. ``broken`` holds the place and traceback of the error of each file that failed."""
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
@@ -141,7 +143,7 @@ def _load_file(path: Path) -> Plugin | None:
         needs_ray=_needs_ray(module),
         required_keys=_required_keys(module),
         option_keys=tuple(module.OPTION_KEYS) if hasattr(module, "OPTION_KEYS") else None,
-        option_sections={path: tuple(keys) for path, keys in getattr(module, "OPTION_SECTIONS", {}).items()},
+        option_sections={section: tuple(keys) for section, keys in getattr(module, "OPTION_SECTIONS", {}).items()},
         reward_range=None if reward_range is None else (float(reward_range[0]), float(reward_range[1])),
         functions=group_functions_of(module),
         create_generator=create,

@@ -1,4 +1,4 @@
-"""The interface between a device and whatever runs or reaches its Android: an emulator of ours, an attached phone."""
+"""The interface between a device and its host, which starts or reaches the device's Android: emulator or phone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slime_plugins.rollout_buffer.generator.android_world.adb import AdbServer
 from slime_plugins.rollout_buffer.generator.android_world.restored_state import StateCheck
 
 ANIMATIONS = ("window_animation_scale", "transition_animation_scale", "animator_duration_scale")
-"""Global settings that a host sets to 0: screens must change only because of actions."""
+"""Android's global settings for animations. A host sets them to 0, so that a screen settles soon after an action."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AndroidEndpoint:
     """How a running Android is reached.
 
-    ``adb_path`` is the program for all adb commands to it. ``console_port`` and ``grpc_port`` are the emulator's, None
-    without an emulator. ``state`` says how the device checks that it is restored before each episode; None: no check.
+    ``adb_path`` is the program for all adb commands to it. ``console_port`` and ``grpc_port`` are the emulator's, and
+    None without an emulator. ``state`` compares the device's state before each episode; with None nothing is compared.
     """
 
     serial: str
@@ -32,16 +32,15 @@ class AndroidEndpoint:
 
     @property
     def is_emulator(self) -> bool:
-        """Whether android_env can connect to the emulator's own ports; otherwise adb alone is used."""
+        """True if android_env can connect to the emulator's own ports; otherwise adb alone is used."""
         return self.console_port is not None and self.grpc_port is not None
 
     def changed_state(self, packages: Collection[str]) -> dict[str, str]:
-        """Returns what differs from the device's recorded state, by part: as ``StateCheck.compare``."""
+        """As ``StateCheck.compare``; empty without ``state``."""
         return {} if self.state is None else self.state.compare(self._server, self.serial, packages)
 
     def put_back(self, changed: Mapping[str, str]) -> dict[str, str]:
-        """Writes recorded settings and the time; returns the parts of ``changed`` that still differ: as
-        ``StateCheck.put_back``."""
+        """As ``StateCheck.put_back``; empty without ``state``. Only root can set the clock."""
         sets_clock = self.capabilities >= {Capability.CLOCK, Capability.ROOT}
         return (
             {} if self.state is None else self.state.put_back(self._server, self.serial, changed, sets_clock=sets_clock)
@@ -53,7 +52,7 @@ class AndroidEndpoint:
 
 
 class AndroidHost(Protocol):
-    """Starts or finds one Android. Calls come one at a time, but ``lost`` may run during another.
+    """Starts or finds one Android. Calls come one at a time, but ``lost`` may be called during another call.
 
     ``testing/android_host_conformance.py`` has its conformance suite.
     """
@@ -63,12 +62,12 @@ class AndroidHost(Protocol):
 
         Raises:
             ConfigError: the settings or this machine do not allow it; a retry cannot succeed.
-            DeviceError: Android did not come up; nothing that was started is left.
+            DeviceError: Android did not come up; everything that was started has been stopped.
         """
         ...
 
     def check_alive(self) -> bool:
-        """Returns True if Android answers, False if it answers again after a reconnect: connections to it are lost.
+        """Returns True if Android answers, False if it answers only after a reconnect, which ends connections to it.
 
         Raises:
             DeviceError: Android does not answer; the message has the reason.
@@ -76,17 +75,17 @@ class AndroidHost(Protocol):
         ...
 
     def restore(self, packages: Collection[str]) -> bool:
-        """Restores the state before an episode that uses these apps, if the host has a way.
+        """Restores the state before an episode that uses these apps, if the host can.
 
-        Returns False if Android was restarted or rolled back for it: connections to it are lost.
+        Returns False if Android was restarted or rolled back, which ends connections to it; else True.
 
         Raises:
-            DeviceError: it failed.
+            DeviceError: Android does not answer, or cannot be restored.
         """
         ...
 
     def lost(self) -> str:
-        """Returns why Android is gone although it was not closed, "" while it runs. Fast."""
+        """Returns why Android is gone although it was not closed, "" while it runs. Does not block."""
         ...
 
     def close(self) -> None:

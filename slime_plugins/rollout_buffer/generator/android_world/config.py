@@ -1,9 +1,9 @@
 """Settings of Android World episodes and of the device pool, validated before a job starts.
 
-They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG``; overridden
-by environment variables that begin with ``ROLLOUT_BUFFER_ANDROID_WORLD__`` (read when a generator starts; the command
-line sets them for its children), and, for the keys of ``JOB_KEYS`` only, by the job's payload under ``android_world``.
-Jobs cannot set programs, paths, or the number of devices.
+They come from ``config.yaml`` in this folder or the file named by ``ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG``. Environment
+variables that begin with ``ROLLOUT_BUFFER_ANDROID_WORLD__`` override the file; they are read when a generator starts,
+and the command line sets them for its child processes. A job's payload, under ``android_world``, overrides both, but
+only the keys of ``JOB_KEYS``. Jobs cannot set programs, paths, or the number of devices.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ JOB_KEYS = GuiAgentSettings.OF_EPISODES | {"reward"}
 
 DEVICE_KIND = "slime_plugins.rollout_buffer.generator.android_world.device_factory:from_options"
 """Address of the factory of these devices."""
-_NOT_OF_A_DEVICE = set(PoolSettings.model_fields) - {"boot_timeout_s"}
+_POOL_ONLY_KEYS = set(PoolSettings.model_fields) - {"boot_timeout_s"}
+"""Settings of the pool that its devices do not use."""
 
 REAL_DEVICE = "android_world"
+"""The value of ``device`` for emulators."""
 KEYS_OF_EMULATORS = frozenset(
     {
         "avd_name",
@@ -53,7 +55,7 @@ KEYS_OF_EMULATORS = frozenset(
 )
 """A file with one of these keys and no ``device`` means real emulators, never simulated phones."""
 POOL_SIZE_KEY = "num_workers"
-"""So does a file with this key, unless its pool is local (for tests and debugging)."""
+"""A file with this key and no ``device`` means emulators too, unless its pool is local (for tests and debugging)."""
 
 
 class AndroidWorldSettings(GuiAgentSettings):
@@ -84,7 +86,7 @@ class AndroidWorldSettings(GuiAgentSettings):
 
     @field_validator("base_avd_name_pattern")
     @classmethod
-    def _pattern_has_one_place(cls, pattern: str) -> str:
+    def _pattern_has_the_workers_number(cls, pattern: str) -> str:
         if pattern.count("{}") != 1:
             raise ValueError("must contain {} once, for the worker's number")
         _check_avd_name(pattern.replace("{}", "0"))
@@ -107,18 +109,18 @@ class AndroidWorldSettings(GuiAgentSettings):
 
     @field_validator("device_options")
     @classmethod
-    def _kind_accepts_them(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    def _kind_accepts_the_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         return read_options(info.data["device"], options) if "device" in info.data else options
 
     @property
     def android_timeout_s(self) -> float:
-        """Time limit of Android's start. It ends before ``boot_timeout_s``, whose rest is for connecting."""
+        """Time limit of Android's start. The rest of ``boot_timeout_s`` is for connecting to it."""
         return 0.8 * self.boot_timeout_s
 
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""
         pool = self.model_dump(include=set(PoolSettings.model_fields))
-        options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _NOT_OF_A_DEVICE)
+        options = self.model_dump(mode="json", exclude=set(JOB_KEYS) | _POOL_ONLY_KEYS)
         prepare = kind_of(self.device).prepare
         return DevicePoolSettings(kind=DEVICE_KIND, device_options=options, prepare=prepare, **pool)
 
@@ -176,28 +178,29 @@ def is_device_settings_file(path: Path) -> bool:
 
 def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -> AndroidWorldSettings:
     path = environment.get(CONFIG_VARIABLE)
-    above = [
+    overrides = [
         config_sources.from_variables(environment, SETTING_PREFIX),
         config_sources.from_assignments(assignments, COMMAND_LINE_OPTION),
     ]
     if path:
-        return _validated(_with_device([config_sources.from_file(Path(path)), *above]))
+        return _validated(_with_device([config_sources.from_file(Path(path)), *overrides]))
     shipped = config_sources.from_file(SHIPPED_CONFIG)
-    of_its_device = _defaults_of(config_sources.merged([shipped, *above]))
-    return _validated(config_sources.merged([shipped, of_its_device, *above]))
+    # The shipped file holds defaults of simulated phones; another device in ``overrides`` has its own.
+    device_defaults = _defaults_of(config_sources.merged([shipped, *overrides]))
+    return _validated(config_sources.merged([shipped, device_defaults, *overrides]))
 
 
 def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer:
-    """Merges the layers; a file with emulator keys or a pool size and no ``device`` means real emulators."""
-    found = config_sources.merged(layers)
-    has_pool_size = POOL_SIZE_KEY in found.values and found.values.get("device_pool") != PoolKind.LOCAL.value
-    if "device" not in found.values and (has_pool_size or KEYS_OF_EMULATORS & found.values.keys()):
-        found = config_sources.merged([found, config_sources.Layer(values={"device": REAL_DEVICE})])
-    return config_sources.merged([_defaults_of(found), found])
+    """Merges the layers above the defaults of their device, which is ``REAL_DEVICE`` if only other keys imply it."""
+    layer = config_sources.merged(layers)
+    has_pool_size = POOL_SIZE_KEY in layer.values and layer.values.get("device_pool") != PoolKind.LOCAL.value
+    if "device" not in layer.values and (has_pool_size or KEYS_OF_EMULATORS & layer.values.keys()):
+        layer = config_sources.merged([layer, config_sources.Layer(values={"device": REAL_DEVICE})])
+    return config_sources.merged([_defaults_of(layer), layer])
 
 
 def _defaults_of(layer: config_sources.Layer) -> config_sources.Layer:
-    """Returns the defaults of the kind of devices, given the settings in the layer."""
+    """Returns the defaults of the layer's kind of devices, some of which depend on other settings in the layer."""
     device = layer.values.get("device")
     return config_sources.Layer(values=dict(kind_of(device).defaults(layer.values)) if isinstance(device, str) else {})
 

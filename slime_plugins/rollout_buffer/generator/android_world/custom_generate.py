@@ -2,10 +2,10 @@
 
 slime calls ``generate(args, sample, sampling_params)`` for each member of a group, on one event loop. Episodes are
 played by ``AndroidWorldGenerator`` with its pool, budgets and rewards. This file converts slime's arguments into a
-job's options and trajectories into Samples, as an agent rollout does.
+job's options, and trajectories into Samples like those of an agent rollout.
 
-Features of the buffer are missing: retries by other workers, replay after a crash, complete groups. An episode that
-failed with a device or engine error becomes a Sample that is not trained, with the error in its metadata.
+Features of the buffer are missing: retries by other workers, replay after a crash, complete groups. An episode whose
+attempts all failed becomes a Sample that is not trained, with the last error in its metadata.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ logger = logging.getLogger(__name__)
 SET_BY_THE_CLIENT = frozenset(
     {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
 )
-"""Sampling parameters for which the engine's client has a field or a fixed value."""
+"""Sampling parameters that are no ``SamplingParams.extra``: the client has a field or a fixed value for them."""
 
 ATTEMPTS = 3
-"""Tries of an episode before its Sample fails: the error may be that of one device."""
+"""Maximum number of attempts at an episode: an error may be that of a single device."""
+
 _Env = TypeVar("_Env", bound=AndroidWorldEnv)
 
 
@@ -110,10 +111,10 @@ def build_env(
 ) -> _Env:
     """Returns slime's environment interface of a Sample's task, on a device of this process's pool.
 
-    Call it on the event loop that plays. ``kind`` is a subclass of yours.
+    Call it on the event loop that plays. ``kind`` is the class of the environment.
 
     Raises:
-        ConfigError: a setting is wrong.
+        ConfigError: a setting is invalid.
         EnvironmentSetupError: the Sample's metadata names no task.
     """
     settings = _settings(args)
@@ -127,9 +128,9 @@ def build_env(
 
 
 async def lend_device(args: Any, needs: frozenset[str] = frozenset()) -> LeasedDevice:
-    """Waits for a device of this process's pool, which is started once, and returns it; ``give_back`` returns it.
+    """Waits for a free device of this process's pool and returns it. The first call starts the pool.
 
-    ``needs`` are the capabilities that it must have.
+    ``needs`` are the capabilities that the device must have. Its ``give_back`` returns it to the pool.
 
     Raises:
         ConfigError, DeviceError: a setting is invalid, or no device came up.
@@ -140,13 +141,13 @@ async def lend_device(args: Any, needs: frozenset[str] = frozenset()) -> LeasedD
 
 
 async def close_resources() -> None:
-    """Disconnects this event loop's devices and engines, for tests; the exit of the trainer does the same."""
+    """Disconnects this event loop's devices and engines, for tests; a trainer's exit disconnects them, too."""
     resources = _resources_by_loop.pop(asyncio.get_running_loop(), None)
     if resources is not None:
         await resources.close()
 
 
-# ---- shared per process ----------------------------------------------------------------------------------------------
+# ---- shared by all episodes ------------------------------------------------------------------------------------------
 
 
 class _LoopResources:
@@ -159,7 +160,7 @@ class _LoopResources:
         self._generators: dict[str, AndroidWorldGenerator] = {}
 
     def pool_for(self, settings: AndroidWorldSettings, args: Any) -> DevicePool:
-        """Returns the process's pool, which no generator closes; the host's settings are the same for every job."""
+        """Returns the loop's only pool, which no generator closes. The host's settings are the same for every job."""
         if self._pool is None:
             ray_address = buffer_attributes(args).rollout_buffer_ray_address or "auto"
             self._pool = create_device_pool(
@@ -219,14 +220,14 @@ async def _generate(
 ) -> list[Sample]:
     generator = await _loop_resources().generator(args, _options(args, mode))
     request = _episode_request(args, sample, sampling_params, evaluation)
-    for attempt in range(1, ATTEMPTS + 1):
+    for attempt in range(ATTEMPTS):
         try:
-            trajectory = await generator.play(replace(request, attempt=attempt - 1))
+            trajectory = await generator.play(replace(request, attempt=attempt))
             return await asyncio.to_thread(_samples, args, sample, trajectory, evaluation=evaluation)
         except EpisodeError as error:
             logger.warning("the episode of %s failed: %s: %s", request.instance.instance_id, error.code, error.message)
-            last = error
-    return [_failed(args, sample, request, last)]
+            last_error = error
+    return [_failed(args, sample, request, last_error)]
 
 
 def _settings(args: Any) -> AndroidWorldSettings:
@@ -251,9 +252,9 @@ def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
 
 
 def _use_device_settings_of(path: str | None) -> None:
-    """Uses slime's ``--custom-config-path`` as the host's file if it is one, and no other is named."""
+    """Uses slime's ``--custom-config-path`` as the host's settings file if it is such a file, and no other is named."""
     if path and not os.environ.get(CONFIG_VARIABLE) and is_device_settings_file(Path(path)):
-        logger.info("the devices are those of %s", path)
+        logger.info("the device settings are read from %s", path)
         os.environ[CONFIG_VARIABLE] = str(Path(path).absolute())
 
 
@@ -291,15 +292,17 @@ def _samples(args: Any, sample: Sample, trajectory: Trajectory, *, evaluation: b
     vision = None if settings is None else load_vision(args.hf_checkpoint, settings.pixel_dtype)
     fetched = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
     converter = SampleConverter(args, samples_per_group=1, evaluation=evaluation)
+    # One trajectory is the only member of the only group.
     rows = rows_of(converter.groups([_item(trajectory)], vision, fetched)[0][0])
     images = _images_of_rows(trajectory)
     if len(images) != len(rows):
         images = [[] for _ in rows]  # a dummy row of a trajectory without a trained token
-    filled = [_copy_with_row(sample, row, shown) for row, shown in zip(rows, images, strict=True)]
+    filled = [_copy_with_row(sample, row, row_images) for row, row_images in zip(rows, images, strict=True)]
     fill_records(filled, args)
     tokenizer = _tokenizer(args.hf_checkpoint)
-    for one in filled:
-        one.response = tokenizer.decode(one.tokens[len(one.tokens) - one.response_length :])
+    for copied in filled:
+        # Not tokens[-response_length:], which is everything if the response is empty.
+        copied.response = tokenizer.decode(copied.tokens[len(copied.tokens) - copied.response_length :])
     return filled
 
 
@@ -328,7 +331,7 @@ def _images_of_rows(trajectory: Trajectory) -> list[list[PillowImage.Image]]:
 
 
 def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Image]) -> Sample:
-    """Returns a copy of slime's Sample with the row and its screenshots."""
+    """Returns a copy of slime's Sample with the fields of the row and its screenshots."""
     filled = copy.copy(sample)
     filled.tokens = row.tokens
     filled.response_length = row.response_length
@@ -340,9 +343,9 @@ def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Ima
     filled.remove_sample = row.remove_sample
     filled.metadata = {**(sample.metadata or {}), **row.metadata}
     filled.non_generation_time = row.non_generation_time
-    known = execution_of(sample)
-    # mypy: an agent rollout's index is a string, but here slime made the sample, and its indexes are numbers.
-    set_execution(filled, sample.index if known is None else known)  # type: ignore[arg-type]  # slime numbers them: never None
+    execution = execution_of(sample)
+    # An agent rollout's index is a string, but slime made this sample, whose index is a number.
+    set_execution(filled, sample.index if execution is None else execution)  # type: ignore[arg-type]  # see above
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
     for name in RECORD_FIELDS:
@@ -352,7 +355,7 @@ def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Ima
 
 
 def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeError) -> Sample:
-    """Returns a Sample that is not trained: two tokens, no mask, aborted, with the error."""
+    """Returns an aborted Sample that is not trained, with two tokens, a mask of zeros, and the error."""
     item = RolloutItem(
         uid=request.uid,
         instance_id=request.instance.instance_id,

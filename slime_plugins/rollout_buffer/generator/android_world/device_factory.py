@@ -1,4 +1,4 @@
-"""Creates a phone from the settings. Runs in the device worker, so that only this process imports heavy packages."""
+"""Creates an Android device from settings, in its device worker: only this process imports heavy packages."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def make_virtual_device(options: Mapping[str, Any], index: int) -> None:
     from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
 
     settings = _settings_of(options)
-    if not settings.android_world_python:  # before minutes of copying; otherwise that Python checks
-        check_package()
+    if not settings.android_world_python:  # otherwise the process of that Python checks its own packages
+        check_package()  # before a copy that takes minutes
     check_sdk(settings)
     make_clone(settings, index)
 
@@ -45,7 +45,7 @@ def create_device(settings: AndroidWorldSettings, index: int) -> Device[Action]:
     """
     kind = kind_of(settings.device)
     if kind.uses_package and settings.android_world_python:
-        # There it is this Python, so the setting is empty from there on.
+        # In that process the setting is empty, so that it creates the device itself.
         options = settings.for_devices().device_options | {"android_world_python": ""}
         return DeviceProcess(settings.android_world_python, DEVICE_KIND, options, index, setting="android_world_python")
     return kind(settings, index)

@@ -1,4 +1,4 @@
-"""The kinds of Android devices that the setting ``device`` can name, and what the pool and ``doctor`` ask of a kind."""
+"""The kinds of Android devices that the setting ``device`` can name, and what the pool and ``doctor`` use of a kind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Group, installed
 if TYPE_CHECKING:
     from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 
-_HERE = "slime_plugins.rollout_buffer.generator.android_world"
-_SHIPPED = {"android_world": f"{_HERE}.emulator.kind:KIND", "attached": f"{_HERE}.attached.kind:KIND"}
+_PACKAGE = "slime_plugins.rollout_buffer.generator.android_world"
+_SHIPPED = {"android_world": f"{_PACKAGE}.emulator.kind:KIND", "attached": f"{_PACKAGE}.attached.kind:KIND"}
 SHIPPED_KINDS = tuple(_SHIPPED)
 
 
@@ -32,7 +32,7 @@ class DeviceCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AndroidKind:
-    """A kind of devices. A plain function (settings, index) → ``Device`` is a kind too, which accepts any options.
+    """A kind of devices. A plain function (settings, index) → ``Device`` is also a kind, and accepts any options.
 
     Only ``create`` and ``prepare`` are called in the device worker; the others are called in any process that reads
     settings.
@@ -44,16 +44,16 @@ class AndroidKind:
     boots_emulators: bool = False
     """True if its hosts need the Android SDK, KVM and room for emulators: ``doctor`` checks them."""
     read_options: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    """Returns ``device_options`` as JSON with the content of the files that it names; raises ``ConfigError``. Without
-    it the kind accepts no options."""
+    """Returns ``device_options`` as JSON, with the content of a file in the place of its path; raises ``ConfigError``.
+    A kind without this function accepts no options."""
     defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
-    """Returns values for settings that are not set, from those that are."""
+    """Returns default values, which may depend on the settings that are set."""
     prepare: str = ""
     """``module:function`` that makes a device's files on its host before the boot."""
     check: Callable[[AndroidWorldSettings], None] = lambda _: None
-    """Raises ``ConfigError`` for settings that contradict each other; looks at nothing else."""
+    """Raises ``ConfigError`` for settings that contradict each other; does not look at the host or its devices."""
     examine: Callable[[AndroidWorldSettings], list[DeviceCheck]] = lambda _: []
-    """Looks at this machine and its devices for ``rollout-buffer doctor``."""
+    """Returns what ``rollout-buffer doctor`` reports about the devices of this host."""
 
     def __call__(self, settings: AndroidWorldSettings, index: int) -> Device[Any]:
         """Creates device ``index``."""
@@ -63,8 +63,8 @@ class AndroidKind:
 def kind_of(device: str) -> AndroidKind:
     """Returns the kind that ``device`` names.
 
-    One that cannot be imported in this process may exist on the devices' hosts: it accepts no options, and the device
-    worker reports an import error.
+    A kind that cannot be imported in this process may exist on the devices' hosts. Such a kind accepts no options, and
+    the device worker reports an import error.
     """
     if device in _SHIPPED:
         module, _, name = _SHIPPED[device].partition(":")
@@ -74,10 +74,10 @@ def kind_of(device: str) -> AndroidKind:
     if device in OF_THE_LAB[Group.DEVICES] or (":" not in device and device not in installed(Group.DEVICES)):
         return _imported_by_worker(device)
     try:
-        found = load_kind(device)
+        loaded = load_kind(device)
     except ConfigError:
         return _imported_by_worker(device)
-    return found if isinstance(found, AndroidKind) else AndroidKind(create=found, read_options=dict)
+    return loaded if isinstance(loaded, AndroidKind) else AndroidKind(create=loaded, read_options=dict)
 
 
 def _imported_by_worker(device: str) -> AndroidKind:
@@ -88,7 +88,7 @@ def read_options(device: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a kind, as its ``read_options`` does.
 
     Raises:
-        ConfigError: the kind takes none, or there is a mistake in them.
+        ConfigError: the kind has no options, or an option is invalid.
     """
     read = kind_of(device).read_options
     if read is not None:

@@ -1,4 +1,4 @@
-"""Which capabilities the tasks of AndroidWorld need, and so which tasks a device can play.
+"""The capabilities that each task of AndroidWorld needs, and the tasks that a device can play.
 
 ``task_needs.json`` has one row per task, derived from the package's source; a test compares it with the package.
 """
@@ -13,9 +13,8 @@ from importlib import resources
 from slime_plugins.rollout_buffer.devices.capabilities import Capability
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import DeviceCheck
 
-_NEEDS_OF_OTHER_TASKS = frozenset(
-    {Capability.CLOCK, Capability.ROOT}
-)  # the package's base class sets the clock, as root
+# The base class of the package's tasks sets the clock, as root.
+_NEEDS_OF_OTHER_TASKS = frozenset({Capability.CLOCK, Capability.ROOT})
 _MAX_NAMES = 8
 
 
@@ -27,7 +26,7 @@ def task_needs() -> Mapping[str, frozenset[Capability]]:
 
 
 def needs_of(task_name: str) -> frozenset[Capability]:
-    """Returns what a task needs; a task that is not of the package gets the needs of most of its tasks."""
+    """Returns what a task needs; for a task of another package, what the package's base class of tasks needs."""
     return task_needs().get(task_name, _NEEDS_OF_OTHER_TASKS)
 
 
@@ -41,23 +40,23 @@ def playable(capabilities: Collection[Capability]) -> list[str]:
     return [name for name in task_needs() if not missing(name, capabilities)]
 
 
-def examined(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
+def check_of_tasks(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
     """Returns doctor's line: how many tasks the device can play, and which tasks each missing capability excludes."""
-    played = playable(capabilities)
-    parts = [f"plays {_listed(played)} of the {len(task_needs())} tasks"]
+    tasks = playable(capabilities)
+    parts = [f"plays {_listed(tasks)} of the {len(task_needs())} tasks"]
     for capability in sorted(set(Capability) - set(capabilities)):
-        lost = [task for task, needs in task_needs().items() if capability in needs]
-        parts += [f"{capability} is missing for {_listed(lost)}"] if lost else []
+        excluded = [task for task, needs in task_needs().items() if capability in needs]
+        parts += [f"{capability} is missing for {_listed(excluded)}"] if excluded else []
     return DeviceCheck(
         name=name,
-        passed=bool(played),
+        passed=bool(tasks),
         detail="; ".join(parts),
         remedy="give the device what is missing, or take it out of the inventory",
     )
 
 
 def _listed(names: list[str]) -> str:
-    """Returns the number of tasks, with their names where these are few."""
+    """Returns the number of tasks and, unless it is none or all of them, their names, or the first two of many."""
     if not names or len(names) == len(task_needs()):
         return str(len(names))
     return f"{len(names)} ({', '.join(names if len(names) <= _MAX_NAMES else [*names[:2], '…'])})"

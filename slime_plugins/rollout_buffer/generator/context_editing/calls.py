@@ -1,4 +1,4 @@
-"""Tool calls of a sampled turn; a malformed call gets an error as its result."""
+"""Reads the tool calls of a sampled turn. A malformed call has a ``problem``, and gets an error as its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import sc
 UNREADABLE = "unreadable"
 """The tool name in the answer to a malformed call."""
 
-_SHAPE = '{"name": "...", "arguments": {...}}'
+_CALL_FORMAT = '{"name": "...", "arguments": {...}}'
 
 CallReader = Callable[[str], Sequence[ToolCall]]
 """Returns the tool calls in the text of a sampled turn; empty if it has none."""
@@ -30,4 +30,4 @@ def text_outside_calls(text: str) -> str:
 
 
 def _unreadable(call: ToolCall, problem: str) -> ToolCall:
-    return replace(call, name=UNREADABLE, arguments={}, problem=f"{problem}; write {_SHAPE}")
+    return replace(call, name=UNREADABLE, arguments={}, problem=f"{problem}; write {_CALL_FORMAT}")

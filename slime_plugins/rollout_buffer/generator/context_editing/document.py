@@ -1,7 +1,7 @@
-"""A long document as data: length, chunks, search. It is never part of a prompt by itself.
+"""A long document: its length, chunks and search index. Prompts hold only what a tool shows of it.
 
 Documents, chunks and indices are shared by all episodes with the same text, so that the members of a group do not
-compute them again. Heavy work runs in threads.
+compute them again. Words are counted and indices built in threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from slime_plugins.rollout_buffer.install_hints import install_extra
 
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"  # scripts without spaces between words
 _WORD = re.compile(rf"[{_UNSPACED}]{{1,2}}|[^\s{_UNSPACED}]{{1,40}}")
+"""A word of a chunk: of limited length, so that the length of a chunk is limited too."""
 _TERM = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+"""A word to search for: without punctuation."""
 _BLOCK_CHARACTERS = 16_000
+"""Tokens are counted in blocks of this length."""
 _MAX_CACHED_CHARACTERS = 64_000_000
 _INDICES_PER_DOCUMENT = 4
 
@@ -60,7 +63,7 @@ class ChunkIndex:
         self._scorer = _scorer(terms) if any(terms) else None
 
     def search(self, query: str, top_k: int) -> list[Hit]:
-        """Returns the best chunks, best first, equal ones in document order; only chunks with a word of the query."""
+        """Returns up to ``top_k`` chunks that hold a word of the query, best first; equal scores in document order."""
         terms = _terms(query)
         if self._scorer is None or not terms:
             return []
@@ -88,7 +91,7 @@ class Document:
             return self._word_count
 
     async def token_count(self, count: Callable[[str], int]) -> int:
-        """Returns the number of tokens, counted in blocks: so the number may be wrong by a token or two per block."""
+        """Returns the number of tokens. It is counted in blocks, and may be wrong by a token or two per block."""
         async with self._busy:
             if self._token_count is None:
                 total = 0
@@ -111,13 +114,14 @@ class Document:
 
 
 class DocumentCache:
-    """The most recently used documents, up to ``max_characters`` together."""
+    """The most recently used documents, up to ``max_characters`` together; the newest is cached at any length."""
 
     def __init__(self, max_characters: int = _MAX_CACHED_CHARACTERS) -> None:
         self._max_characters = max_characters
         self._documents: OrderedDict[str, Document] = OrderedDict()
 
     def document(self, text: str) -> Document:
+        """Returns the document with this text, from the cache if it is there."""
         clean = text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold lone surrogates
         sha256 = hashlib.sha256(clean.encode()).hexdigest()
         document = self._documents.pop(sha256, None) or Document(clean, sha256)
@@ -130,14 +134,15 @@ class DocumentCache:
 
 
 def _cut(text: str, chunk_words: int, overlap: int) -> list[str]:
-    words = [match.span() for match in _WORD.finditer(text)]
-    step = chunk_words - overlap
-    starts = range(0, max(len(words) - overlap, 1), step)
-    return [_between(text, words[start : start + chunk_words]) for start in starts if words]
+    spans = [match.span() for match in _WORD.finditer(text)]
+    # A chunk that started within the last ``overlap`` words would repeat the end of the chunk before it.
+    starts = range(0, max(len(spans) - overlap, 1), chunk_words - overlap)
+    return [_text_of(text, spans[start : start + chunk_words]) for start in starts if spans]
 
 
-def _between(text: str, words: Sequence[tuple[int, int]]) -> str:
-    return text[words[0][0] : words[-1][1]]
+def _text_of(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Returns the text from the first span's start to the last span's end."""
+    return text[spans[0][0] : spans[-1][1]]
 
 
 def _terms(text: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The tools for the document, the notes and the budget.
 
 ``deleteContext`` and ``finish`` change the episode, which executes them; only their arguments are checked here. Every
-call is answered by a result; an error is a result that names an alternative.
+call gets a result. The result of a refused call is an error, whose message is for the model.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ MAX_NOTES = 256
 MAX_NOTE_CHARACTERS = 20_000
 SNIPPET_WORDS = 24
 SNIPPET_CHARACTERS = 1000
+"""A hit of a search shows as much of its chunk's beginning."""
 ROOM_AROUND_A_RESULT = 128
-"""Tokens of a result besides its message: its ids and status, and the text of the chat template."""
+"""Tokens reserved for a result besides its message: its ids and status, and the text of the chat template."""
 _CUT = " … (cut: this is too long for one result; smaller chunks are shown whole)"
 
 
@@ -88,7 +89,7 @@ class DocumentTools:
         }
 
     def check(self, call: ToolCall) -> CheckedCall | ToolResult:
-        """Returns the checked call, or the error that answers it."""
+        """Returns the checked call, or the result of a refused call."""
         if call.problem is not None:
             return _error(call.problem)
         tool = self._tools.get(call.name)
@@ -100,7 +101,7 @@ class DocumentTools:
             return _error(str(error))
 
     def has(self, name: str) -> bool:
-        """Returns True if an episode of this job has a tool of that name."""
+        """Returns True if the episode has a tool of this name."""
         return name in self._tools
 
     async def run(self, call: CheckedCall) -> ToolResult:
@@ -155,12 +156,12 @@ class DocumentTools:
         if self._index is None:
             return _error(f"there is no index yet: call {ToolName.BUILD_INDEX} first")
         hits = self._index.search(arguments["query"], arguments.get("top_k", 5))
-        share = self._settings.max_result_tokens // max(1, len(hits))
+        tokens_per_hit = self._settings.max_result_tokens // max(1, len(hits))
         entries = [
             {
                 "chunk_id": hit.chunk_id,
                 "score": round(hit.score, 3),
-                "begins": self._beginning(_snippet(self._index.chunks[hit.chunk_id]), share),
+                "begins": self._beginning(_snippet(self._index.chunks[hit.chunk_id]), tokens_per_hit),
             }
             for hit in hits
         ]
@@ -226,14 +227,14 @@ class DocumentTools:
         return max(0, self._budget().left - ROOM_AROUND_A_RESULT)
 
     def _within_limit(self, text: str) -> str:
-        """Cuts a text to about the maximum length of a result."""
-        kept = self._beginning(text, self._settings.max_result_tokens)
-        return kept if kept == text else kept + _CUT
+        """Returns a text cut to about the maximum length of a result; a cut text says so at its end."""
+        beginning = self._beginning(text, self._settings.max_result_tokens)
+        return text if beginning == text else beginning + _CUT
 
-    def _beginning(self, text: str, limit: int) -> str:
-        """Returns about the first ``limit`` tokens of a text."""
+    def _beginning(self, text: str, max_tokens: int) -> str:
+        """Returns about the first ``max_tokens`` tokens of a text."""
         tokens = self._count(text)
-        return text if tokens <= limit else text[: max(1, len(text) * limit // tokens)]
+        return text if tokens <= max_tokens else text[: max(1, len(text) * max_tokens // tokens)]
 
 
 def _snippet(chunk: str) -> str:

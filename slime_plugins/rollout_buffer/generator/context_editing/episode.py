@@ -49,6 +49,7 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Messa
 logger = logging.getLogger(__name__)
 
 NO_TOOL = "none"
+"""The name under which calls of unknown tools are counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +95,7 @@ class ContextEditingEpisode:
         cap = min(request.sampling_params.max_new_tokens, self._response_length)
         self._sampling_params = replace(request.sampling_params, max_new_tokens=cap)
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
-        self._history = History(prompt, setup.break_markers, number_turns=settings.message_ids == "turns")
+        self._history = History(prompt, setup.break_markers, ids_from_first_turn=settings.message_ids == "turns")
         self._view = PromptView(setup.chat, setup.tools if setup.tools_in_template else ())
         self._document_tools = DocumentTools(document, settings, count=self._count_as_json, budget=self._budget)
         self._generations: list[Generation] = []
@@ -166,9 +167,10 @@ class ContextEditingEpisode:
         calls = self._setup.read_calls(text)
         if not calls:
             return _Ending(StopReason.STOP, text_outside_calls(text))
-        for number, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
+        # The first call above the limit is answered by an error, for all further calls.
+        for index, call in enumerate(calls[: self._settings.max_calls_per_turn + 1]):
             with self._stopwatch.phase("tools"):
-                result = await self._carry_out(call, msg_id, number)
+                result = await self._carry_out(call, msg_id, index)
             self._calls[call.name if self._document_tools.has(call.name) else NO_TOOL] += 1
             self._failed_calls += not result.ok
             if result.answer is not None:
@@ -176,9 +178,10 @@ class ContextEditingEpisode:
             self._history.add_result(call.name[:80], result, invoked_by=msg_id)
         return None
 
-    async def _carry_out(self, call: ToolCall, msg_id: int, number: int) -> ToolResult:
+    async def _carry_out(self, call: ToolCall, msg_id: int, index: int) -> ToolResult:
+        """Executes call ``index`` (from 0) of the turn ``msg_id``; returns its result, which may be an error."""
         max_calls = self._settings.max_calls_per_turn
-        if number >= max_calls:
+        if index >= max_calls:
             return ToolResult(message=f"only the first {max_calls} calls of a turn are carried out", ok=False)
         checked = self._document_tools.check(call)
         if isinstance(checked, ToolResult):
@@ -190,13 +193,13 @@ class ContextEditingEpisode:
         return await self._document_tools.run(checked)
 
     def _delete_context(self, call: CheckedCall, msg_id: int) -> ToolResult:
-        """Deletes messages; first records the mark from which ``snapshots.py`` rebuilds what was deleted."""
+        """Deletes messages; first records the mark from which ``snapshots.py`` rebuilds the state before."""
         deletion = self._history.plan_deletion(call.arguments["message_ids"], invoked_by=msg_id)
         if deletion.deleted:
             self._marks.append(
                 DeletionMark(
                     turn=len(self._generations) - 1,
-                    messages=len(self._history.messages),
+                    message_count=len(self._history.messages),
                     deleted_msg_ids=deletion.deleted,
                 )
             )
@@ -204,7 +207,7 @@ class ContextEditingEpisode:
         return deletion.result()
 
     def _count_as_json(self, text: str) -> int:
-        """Counts the tokens of a text as a result holds it: as JSON, which escapes quotes and ends of lines."""
+        """Counts the tokens of a text as results hold it, in JSON, which escapes quotes and ends of lines."""
         return self._setup.chat.count(json.dumps(text, ensure_ascii=False))
 
     def _budget(self) -> Budget:

@@ -78,11 +78,12 @@ class ContextEditingGenerator:
 
     def _prompt(self, prompt: Sequence[Message], setup: EpisodeSetup) -> list[Message]:
         settings = setup.settings
-        whole = with_instructions(prompt, settings.system_prompt, editing=settings.statelm_enabled)
-        return whole if setup.tools_in_template else with_tools_in_text(whole, setup.tools)
+        instructed = with_instructions(prompt, settings.system_prompt, editing=settings.statelm_enabled)
+        return instructed if setup.tools_in_template else with_tools_in_text(instructed, setup.tools)
 
 
 def _template_writes_tools(chat: ChatTokens, tools: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns True if the chat template has a section for tools."""
     question: list[Message] = [{"role": "system", "content": "text"}, {"role": "user", "content": "text"}]
     return chat.prompt(question, tools) != chat.prompt(question)
 

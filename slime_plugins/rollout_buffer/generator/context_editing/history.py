@@ -20,6 +20,7 @@ INVOKED_BY = "msg_id(invoking_assistant)"
 DELETED = "deleted"
 
 _MARKER = re.compile(r"[<\[][^\s\"\\]+[>\]]")
+"""The form of a special token, as ``<|im_end|>`` or ``[INST]``. Added tokens of another form are not broken up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class Deletion:
 
 
 class History:
-    """The messages of one episode. System message and question are protected from deletion.
+    """The messages of one episode. Those of the prompt, system message and question, cannot be deleted.
 
     ``break_markers`` is applied to every tool result and tool name, so that no text becomes a special token.
     """
@@ -62,17 +63,17 @@ class History:
         prompt: Iterable[Message],
         break_markers: Callable[[str], str] | None = None,
         *,
-        number_turns: bool = False,
+        ids_from_first_turn: bool = False,
     ) -> None:
-        """``number_turns`` gives the first sampled turn the id 0; prompt messages then have negative ids."""
+        """``ids_from_first_turn`` gives the first sampled turn the id 0; prompt messages then have negative ids."""
         first_messages = list(prompt)
         self.messages: list[Message] = []
         self.deleted: set[int] = set()
         self._break_markers = break_markers or (lambda text: text)
-        self._first_id = -len(first_messages) if number_turns else 0
+        self._first_id = -len(first_messages) if ids_from_first_turn else 0
         for message in first_messages:
             self._append(dict(message))
-        self._protected = self._next_id()
+        self._prompt_end = self._next_id()
 
     def add_assistant(self, text: str) -> int:
         """Adds a sampled turn; returns its id."""
@@ -95,12 +96,12 @@ class History:
         self.deleted.update(deletion.deleted)
 
     def results_of_last_turn(self) -> list[Message]:
-        """Returns the tool results that came after the last sampled turn."""
+        """Returns the tool results that came after the last sampled turn, the newest first."""
         return list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(self.messages)))
 
     def is_kept_turn(self, message: Message) -> bool:
         """Returns True for a sampled turn that was not deleted."""
-        return message["role"] == "assistant" and message[MSG_ID] >= self._protected and not self.is_deleted(message)
+        return message["role"] == "assistant" and message[MSG_ID] >= self._prompt_end and not self.is_deleted(message)
 
     def is_deleted(self, message: Message) -> bool:
         return message[MSG_ID] in self.deleted
@@ -114,9 +115,10 @@ class History:
         return self._first_id + len(self.messages)
 
     def _refusal(self, msg_id: int, invoked_by: int) -> str | None:
+        """Returns why the message cannot be deleted; None if it can."""
         if not self._first_id <= msg_id < self._next_id():
             return "there is no message with this id"
-        if msg_id < self._protected:
+        if msg_id < self._prompt_end:
             return "it belongs to the task and cannot be deleted"
         if msg_id == invoked_by:
             return "it is the message that makes this call; it can be deleted in a later turn"
@@ -135,11 +137,12 @@ def stub_of(message: Message) -> Message:
 
 
 class MarkerBreaker:
-    """Inserts a space into special tokens in a text: ``< |im_end|>``."""
+    """Inserts a space into the special tokens in a text, as in ``< |im_end|>``."""
 
     def __init__(self, markers: Iterable[str]) -> None:
-        wanted = sorted((marker for marker in markers if _MARKER.fullmatch(marker)), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, wanted))) if wanted else None
+        # The longest first, because the first alternative that matches is taken.
+        breakable = sorted((marker for marker in markers if _MARKER.fullmatch(marker)), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, breakable))) if breakable else None
 
     def __call__(self, text: str) -> str:
         """Returns the text with every special token broken up."""

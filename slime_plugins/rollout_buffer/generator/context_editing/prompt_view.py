@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.generator.shared_prefix import SharedPrefix
 from slime_plugins.rollout_buffer.types import Message
 
 _RunKey = tuple[int | None, tuple[tuple[int, bool], ...]]
+"""What a run's ids depend on: the id of the sampled turn before it, and each message's id and whether it is deleted."""
 
 
 class PromptView:
@@ -37,7 +38,7 @@ class PromptView:
         self._sampled[msg_id] = output_ids
 
     def prompt(self, history: History) -> SharedPrefix:
-        """Returns the ids of the next prompt. Prompts that only grow share one list.
+        """Returns the ids of the next prompt. A prompt that continues the last one shares its list.
 
         Raises:
             ConfigError: the chat template refuses the messages.

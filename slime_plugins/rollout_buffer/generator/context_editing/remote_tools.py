@@ -1,4 +1,4 @@
-"""The document tools for agents of the remote rollout protocol: ``--tools`` …``.remote_tools:DOCUMENT_TOOLS``.
+"""The document tools of a rollout server that is started with ``--tools MODULE:DOCUMENT_TOOLS``, this module's name.
 
 The request carries the document, as ``document_content``: at its top level, or in its ``extra_info``, ``tool_kwargs``
 or ``metadata``. Two tools are not offered: ``deleteContext``, because a remote rollout has no history of its own
@@ -30,20 +30,22 @@ from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 OFFERED = tuple(tool for tool in TOOLS if tool.name not in (ToolName.DELETE_CONTEXT, ToolName.FINISH))
 _HOLDERS = ("extra_info", "tool_kwargs", "metadata")
 _RESERVED_TOKENS = 1024
+"""Reserved for a turn of a request without a token limit of its own."""
 _MAX_CACHES = 4
 _MAX_CACHE_CHARACTERS = 16_000_000
-_CHARACTERS_PER_TOKEN = 4  # used before the first turn reports the token count
+_CHARACTERS_PER_TOKEN = 4  # an estimate until the first turn provides a token counter
 
 
 class DocumentToolSession:
     """The document tools of one rollout. Calls are executed in order."""
 
     def __init__(self, document: Document, request: RolloutBody) -> None:
-        self._room = request.max_tokens_total
+        self._max_tokens = request.max_tokens_total
         self._reserved_tokens = _tokens_reserved_for_a_turn(request)
         self._used = 0
         self._count: Callable[[str], int] = lambda text: len(text) // _CHARACTERS_PER_TOKEN + 1
-        settings = ContextEditingSettings(statelm_enabled=False, max_model_length=self._room)
+        settings = ContextEditingSettings(statelm_enabled=False, max_model_length=self._max_tokens)
+        # Not self._count itself, which see_context replaces.
         self._tools = DocumentTools(document, settings, count=lambda text: self._count(text), budget=self._budget)
         self._busy = asyncio.Lock()
 
@@ -52,7 +54,7 @@ class DocumentToolSession:
         return DOCUMENT_TOOLS.schemas
 
     def see_context(self, tokens: int, count: Callable[[str], int]) -> None:
-        """Stores the length of the context and the token counter."""
+        """Stores the length of the context in tokens, and the counter of a text's tokens."""
         self._used, self._count = tokens, count
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -70,7 +72,7 @@ class DocumentToolSession:
             return text
 
     async def close(self) -> None:
-        """Does nothing: documents belong to the provider."""
+        """Does nothing, because documents belong to the provider."""
 
     async def _result(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         names = [str(tool.name) for tool in OFFERED]
@@ -80,11 +82,11 @@ class DocumentToolSession:
         return checked if isinstance(checked, ToolResult) else await self._tools.run(checked)
 
     def _budget(self) -> Budget:
-        return Budget(used=self._used, response_length=self._reserved_tokens, max_model_length=self._room)
+        return Budget(used=self._used, response_length=self._reserved_tokens, max_model_length=self._max_tokens)
 
 
 class DocumentToolProvider:
-    """Opens the document tools for rollouts. Rollouts with one tokenizer share a document cache.
+    """Opens the document tools for rollouts. Rollouts with the same tokenizer share a document cache.
 
     Raises:
         ConfigError: the search library is not installed.
@@ -132,7 +134,7 @@ def _document_of(request: RolloutBody) -> str:
 def _tokens_reserved_for_a_turn(request: RolloutBody) -> int:
     """Returns the request's token limit of a turn, or a default, but at most a quarter of the whole limit."""
     caps = [cap for name in CAP_KEYS if type(cap := request.sampling_params.get(name)) is int and cap > 0]
-    return min([*caps, request.max_tokens_total // 4] if caps else [_RESERVED_TOKENS, request.max_tokens_total // 4])
+    return min(*(caps or [_RESERVED_TOKENS]), request.max_tokens_total // 4)
 
 
 DOCUMENT_TOOLS = DocumentToolProvider()

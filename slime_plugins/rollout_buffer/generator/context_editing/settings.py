@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.serve_settings import validation_messages
 SECTION = "statelm"
 STATELM_NAMES = ("statelm_enabled", "max_model_length", "context_length_penalty", "train_before_deletion")
 NESTED_PATH = ("actor_rollout_ref", "rollout", "multi_turn")
-"""The path of the same names in a config in the layout of StateLM's description."""
+"""Names of the nested sections that hold these settings in a config in the layout of StateLM's description."""
 LOWEST_PENALTY = -10.0
 
 
@@ -29,7 +29,7 @@ class ContextEditingSettings(BaseModel):
     max_model_length: int = Field(default=8192, ge=1)
     """An episode ends before a turn whose prompt plus ``response_length`` would exceed this, in tokens."""
     context_length_penalty: float = Field(default=-1.0, ge=LOWEST_PENALTY, le=0)
-    """The reward of an episode that ended that way."""
+    """The reward of an episode that ``max_model_length`` ended."""
     response_length: int | None = Field(default=None, ge=1)
     """Reserved length and token limit of a turn. None uses the job's limit of one generation."""
     train_before_deletion: bool = False
@@ -54,25 +54,10 @@ class ContextEditingSettings(BaseModel):
 
 OPTION_SECTIONS = {
     SECTION: tuple(ContextEditingSettings.model_fields),
+    # Each section of NESTED_PATH may hold the settings themselves, and the next section.
     **{".".join(NESTED_PATH[:depth]): (*STATELM_NAMES, *NESTED_PATH[1:]) for depth in (1, 2, 3)},
 }
 """The sections of a payload whose misspelt keys are refused at a job's start."""
-
-
-def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings in a config in the layout of StateLM's description: nested, innermost ``multi_turn``.
-
-    Such a config also holds keys of other programs, which are ignored; a start with a misspelt key is refused by
-    ``OPTION_SECTIONS``.
-    """
-    settings: dict[str, Any] = {}
-    section: Any = options
-    for name in NESTED_PATH:
-        section = section.get(name)
-        if not isinstance(section, Mapping):
-            return settings
-        settings |= {key: section[key] for key in STATELM_NAMES if key in section}
-    return settings
 
 
 def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
@@ -89,3 +74,19 @@ def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
         return ContextEditingSettings.model_validate({**_nested(options), **at_top, **section})
     except ValidationError as error:
         raise ConfigError("; ".join(f"{SECTION}.{sentence}" for sentence in validation_messages(error))) from error
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings in a config in the layout of StateLM's description; an inner section overrides outer ones.
+
+    Such a config also holds keys of other programs, which are ignored; a start with a misspelt key is refused by
+    ``OPTION_SECTIONS``.
+    """
+    settings: dict[str, Any] = {}
+    section: Any = options
+    for name in NESTED_PATH:
+        section = section.get(name)
+        if not isinstance(section, Mapping):
+            return settings
+        settings |= {key: section[key] for key in STATELM_NAMES if key in section}
+    return settings

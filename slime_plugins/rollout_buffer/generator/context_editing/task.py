@@ -1,11 +1,11 @@
-"""Reads an input line: a prompt, a document, a label.
+"""Reads the task of an input line: its prompt, document and label.
 
     {"instance_id": "needle_3", "raw_prompt": [{"role": "user", "content": "What is the code of …?"}],
      "document_content": "…", "label": "KX-4471", "extra_info": {…}}
 
-``label`` may also be in ``extra_info`` (as ``label``, ``answer`` or ``ground_truth``); a list requires all its items,
-``aliases`` are alternatives of a text. A line without a label is played and every answer gets 0. The rest of
-``extra_info`` is passed to the trainer unread.
+The label is the first of ``label``, ``answer`` and ``ground_truth`` in the line, or else in its ``extra_info``. If the
+label is a list, an answer must name all its items; if it is a text, ``aliases``, in the line or in ``extra_info``, are
+equally right. Every answer to a line without a label gets 0. The trainer receives ``extra_info`` unchanged.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _LABEL_NAMES = ("label", "answer", "ground_truth")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentTask:
+    """A question about a document. ``label`` is None if the line has no label."""
+
     prompt: tuple[Message, ...]
     document: str
     label: Label | None
@@ -42,9 +44,9 @@ def read_task(instance: Instance) -> DocumentTask:
     document = data.get("document_content")
     if not isinstance(document, str) or not document.strip():
         raise EnvironmentSetupError(f"instance {instance.instance_id} needs document_content: a text")
-    found = [source[name] for source in (data, extra_info) for name in _LABEL_NAMES if source.get(name) is not None]
-    label = read_label(found[0], data.get("aliases", extra_info.get("aliases"))) if found else None
-    if found and label is None:
+    labels = [source[name] for source in (data, extra_info) for name in _LABEL_NAMES if source.get(name) is not None]
+    label = read_label(labels[0], data.get("aliases", extra_info.get("aliases"))) if labels else None
+    if labels and label is None:
         raise EnvironmentSetupError(
             f"instance {instance.instance_id} needs a valid label: a text, a number, or a non-empty list of them"
         )
@@ -64,6 +66,7 @@ def _prompt(instance: Instance) -> tuple[Message, ...]:
 
 
 def _message(entry: Any) -> Message | None:
+    """Returns the message with its content as one text; None if ``entry`` is no message of a known role."""
     if not isinstance(entry, Mapping) or entry.get("role") not in _ROLES:
         return None
     content = entry.get("content")

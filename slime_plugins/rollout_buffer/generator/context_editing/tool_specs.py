@@ -1,6 +1,6 @@
-"""Tools as data: name, parameters, description. Schemas and argument checks are made from them.
+"""The tools as data: name, description and parameters, from which schemas and the checks of arguments are made.
 
-An argument of a wrong type gives a message for the model (``ArgumentError``), never another exception.
+A wrong argument raises ``ArgumentError``, whose message is for the model, and never another exception.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 MAX_INTEGER = 10**9
+"""Limit of every whole number; a parameter whose schema has no maximum accepts numbers up to it."""
 MAX_IDS = 1000
+"""Maximum number of message ids in one call of ``deleteContext``."""
+_MODES = ("append", "replace")
+"""The modes of ``updateNote``."""
 
 
 class ToolName(StrEnum):
@@ -36,7 +40,8 @@ class ArgumentError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One parameter. ``read`` converts a value or raises ``ArgumentError`` without the parameter's name."""
+    """One parameter. ``read`` converts a value, or raises an ``ArgumentError`` to which ``checked_arguments`` adds the
+    parameter's name."""
 
     name: str
     description: str
@@ -62,8 +67,15 @@ class Tool:
         return {"type": "function", "function": function}
 
 
+ToolHandler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+"""Executes a registered tool: takes the document and the checked arguments, returns a text or JSON for the model.
+The model gets the message of an ``ArgumentError``; any other exception fails the attempt, which is retried."""
+
+_registered: dict[str, tuple[Tool, ToolHandler]] = {}
+
+
 def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the converted arguments, without arguments that the call omits.
+    """Returns the converted arguments, without those that the call omits or sets to null.
 
     Raises:
         ArgumentError: an argument is missing, unknown or of a wrong type; the message names it.
@@ -71,8 +83,8 @@ def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any
     known = {parameter.name: parameter for parameter in tool.parameters}
     unknown = [name for name in arguments if name not in known]
     if unknown:
-        takes = ", ".join(known) or "no arguments"
-        raise ArgumentError(f"{tool.name} has no argument {unknown[0][:80]!r}; it takes {takes}")
+        accepted = ", ".join(known) or "no arguments"
+        raise ArgumentError(f"{tool.name} has no argument {unknown[0][:80]!r}; it takes {accepted}")
     checked = {}
     for name, parameter in known.items():
         value = arguments.get(name)
@@ -83,13 +95,6 @@ def checked_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any
     return checked
 
 
-ToolHandler = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""Executes a registered tool: takes the document and the checked arguments, returns a text or JSON for the model.
-The model gets the message of an ``ArgumentError``; any other exception fails the attempt, which is retried."""
-
-_own: dict[str, tuple[Tool, ToolHandler]] = {}
-
-
 def register_tool(tool: Tool, handler: ToolHandler) -> None:
     """Adds a tool to every episode of this process.
 
@@ -98,25 +103,25 @@ def register_tool(tool: Tool, handler: ToolHandler) -> None:
     Raises:
         ValueError: the name is taken.
     """
-    if tool.name in _own or tool.name in {str(name) for name in ToolName}:
+    if tool.name in _registered or tool.name in {str(name) for name in ToolName}:
         raise ValueError(f"there is a tool {tool.name!r} already")
-    _own[tool.name] = tool, handler
+    _registered[tool.name] = tool, handler
 
 
 def unregister_tool(name: str) -> None:
     """Removes a registered tool; an unknown name is ignored."""
-    _own.pop(name, None)
+    _registered.pop(name, None)
 
 
 def handler_of(name: str) -> ToolHandler | None:
     """Returns the handler of a registered tool; None for other tools."""
-    return _own[name][1] if name in _own else None
+    return _registered[name][1] if name in _registered else None
 
 
 def tools_for(*, editing: bool) -> tuple[Tool, ...]:
-    """Returns the tools of an episode, shipped ones first; without editing there is no ``deleteContext``."""
+    """Returns the tools of an episode, shipped ones first; if not ``editing``, without ``deleteContext``."""
     shipped = tuple(tool for tool in TOOLS if editing or tool.name != ToolName.DELETE_CONTEXT)
-    return (*shipped, *(tool for tool, _ in _own.values()))
+    return (*shipped, *(tool for tool, _ in _registered.values()))
 
 
 def schemas(tools: Sequence[Tool]) -> list[dict[str, Any]]:
@@ -142,12 +147,12 @@ def _text(value: Any) -> str:
 def _answer(value: Any) -> str:
     """Returns the answer as text; a number, or a list of texts and numbers, is converted."""
     if isinstance(value, list) and value:
-        return ", ".join(_text(one) for one in value)
+        return ", ".join(_text(item) for item in value)
     return _text(value)
 
 
-def _whole(value: Any) -> int | None:
-    """Returns an integer, also from ``3.0`` or a text; else None."""
+def _as_integer(value: Any) -> int | None:
+    """Returns the integer that ``value`` is, also as ``3.0`` or as a text of up to 9 digits; None for other values."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -159,12 +164,12 @@ def _whole(value: Any) -> int | None:
 
 
 def _message_ids(value: Any) -> list[int]:
-    """Returns one or several ids, each once, in the given order."""
+    """Returns the ids in a list, or a single id, each once and in the given order."""
     values = value if isinstance(value, list) else [value]
-    ids = [_whole(one) for one in values]
-    if not ids or len(ids) > MAX_IDS or any(one is None or abs(one) > MAX_INTEGER for one in ids):
+    ids = [_as_integer(each) for each in values]
+    if not ids or len(ids) > MAX_IDS or any(msg_id is None or abs(msg_id) > MAX_INTEGER for msg_id in ids):
         raise ArgumentError(f"must be one message id or a list of 1 to {MAX_IDS} of them, as whole numbers")
-    return list(dict.fromkeys(one for one in ids if one is not None))
+    return list(dict.fromkeys(msg_id for msg_id in ids if msg_id is not None))
 
 
 def _mode(value: Any) -> str:
@@ -173,9 +178,9 @@ def _mode(value: Any) -> str:
     return str(value)
 
 
-def _whole_number(name: str, description: str, lowest: int, highest: int, *, required: bool = False) -> Parameter:
+def _integer_parameter(name: str, description: str, lowest: int, highest: int, *, required: bool = False) -> Parameter:
     def read(value: Any) -> int:
-        number = _whole(value)
+        number = _as_integer(value)
         if number is None or not lowest <= number <= highest:
             raise ArgumentError(f"must be a whole number from {lowest} to {highest}")
         return number
@@ -193,7 +198,6 @@ def _text_parameter(
 
 
 _IDS_SCHEMA = {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "integer"}]}
-_MODES = ("append", "replace")
 
 TOOLS = (
     Tool(
@@ -209,21 +213,21 @@ TOOLS = (
         description="Cuts the document into chunks and makes them readable and searchable. Call it before readChunk "
         "and searchEngine; calling it again cuts again.",
         parameters=(
-            _whole_number("chunk_size", "words per chunk", 20, 5000),
-            _whole_number("overlap", "words that neighbouring chunks share", 0, 2500),
+            _integer_parameter("chunk_size", "words per chunk", 20, 5000),
+            _integer_parameter("overlap", "words that neighbouring chunks share", 0, 2500),
         ),
     ),
     Tool(
         name=ToolName.READ_CHUNK,
         description="Shows one chunk of the document.",
-        parameters=(_whole_number("chunk_id", "the chunk's number, from 0", 0, MAX_INTEGER, required=True),),
+        parameters=(_integer_parameter("chunk_id", "the chunk's number, from 0", 0, MAX_INTEGER, required=True),),
     ),
     Tool(
         name=ToolName.SEARCH_ENGINE,
         description="Finds the chunks that match a query best (BM25).",
         parameters=(
             _text_parameter("query", "the words to look for"),
-            _whole_number("top_k", "how many chunks at most", 1, 50),
+            _integer_parameter("top_k", "how many chunks at most", 1, 50),
         ),
     ),
     Tool(

@@ -35,6 +35,8 @@ SettingsT = TypeVar("SettingsT", bound=GuiAgentSettings)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Parts(Generic[SettingsT]):
+    """What ``start`` has prepared for all episodes."""
+
     context: GeneratorContext
     settings: SettingsT
     chat: ChatTokens

@@ -1,7 +1,7 @@
 """Parses a model's reply into one validated action. Pure; never raises on invalid text.
 
 A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "arguments": {…}}</tool_call>
-<conclusion>…</conclusion>``. Any other reply is a ``MalformedAction`` with a message for the agent.
+<conclusion>…</conclusion>``. Without exactly one valid call it has a ``MalformedAction`` with a message for the agent.
 
 Rules that the tool's description leaves open:
 
@@ -38,6 +38,7 @@ DEFAULT_WAIT_S = 1.0
 _QUOTED_CHARACTERS = 40
 
 Point = tuple[float, float]
+ToPixel = Callable[[Point], tuple[int, int]]
 _Name = TypeVar("_Name", ActionKind, SystemButton)
 
 
@@ -95,9 +96,10 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
 def _thinking(text: str) -> str:
     """Returns all thinking: the model's own ``<think>``, which the prompt may have opened, and ``<thinking>``."""
     head, closed, rest = text.partition("</think>")
+    if not closed:
+        return _tagged(text, "thinking")
     native = head.partition("<think>")[2] if "<think>" in head else head
-    parts = (native.strip(), _tagged(rest, "thinking")) if closed else ("", _tagged(text, "thinking"))
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in (native.strip(), _tagged(rest, "thinking")) if part)
 
 
 def _tagged(text: str, tag: str) -> str:
@@ -161,9 +163,6 @@ def _number_in(text: str) -> float | str:
 
 
 # ---- one reader per action -------------------------------------------------------------------------------------------
-
-
-ToPixel = Callable[[Point], tuple[int, int]]
 
 
 def _read_click(arguments: Mapping[str, Any], pixel: ToPixel) -> ParsedAction:

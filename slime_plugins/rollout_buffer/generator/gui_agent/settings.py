@@ -68,7 +68,7 @@ class GuiAgentSettings(PoolSettings):
     @property
     def image_tokens(self) -> int:
         """An upper estimate of the tokens of one screenshot, for an unknown family or size."""
-        return -(-self.screenshot_max_pixels // self.image_pixels_per_token)
+        return -(-self.screenshot_max_pixels // self.image_pixels_per_token)  # rounded up
 
     @property
     def image_family(self) -> ImageFamily | None:

@@ -48,7 +48,7 @@ class MathJudge:
             JudgeError: several processes in a row did not start.
         """
         for _ in range(self._processes):
-            self._idle.put_nowait(None)
+            self._idle.put_nowait(None)  # None: a process that the first comparison with it starts
         await self.are_equal("4", "4")
 
     async def are_equal(self, label: str, answer: str) -> bool:

@@ -38,9 +38,9 @@ LAUNCH_ARGUMENTS = (
     "--disable-dev-shm-usage",
 )
 
-END_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
 """Time limit for closing a page, a browser or the driver."""
-ANSWER_S = 15.0
+ANSWER_TIMEOUT_S = 15.0
 """A browser that does not answer for this long is abandoned."""
 GRACE_S = 10.0
 """Extra time of a call after its limit, for its cleanup."""
@@ -157,7 +157,7 @@ class SharedBrowsers:
             raise device_died(opened.lost)
         future = asyncio.run_coroutine_threadsafe(self._limited(work, opened, timeout_s), self._loop)
         try:
-            return future.result(timeout_s + ANSWER_S + GRACE_S)
+            return future.result(timeout_s + ANSWER_TIMEOUT_S + GRACE_S)
         except TimeoutError as timeout:
             future.cancel()
             if opened is not None and opened.lost:
@@ -184,12 +184,12 @@ class SharedBrowsers:
             raise
         except Exception:  # including the timeout: a stopped browser raises nothing
             if opened is None or not opened.lost:
-                await self._drop_the_dead()
+                await self._abandon_unresponsive()
             raise
 
     async def _open(self, options: LaunchOptions) -> OpenPage:
         async with self._lock:
-            shared = await self._with_room(options)
+            shared = await self._browser_with_room(options)
             shared.opening += 1
         try:
             opened = await _open_page(shared)
@@ -205,9 +205,9 @@ class SharedBrowsers:
             _lose(opened, "the browser is gone")
         return opened
 
-    async def _with_room(self, options: LaunchOptions) -> _SharedBrowser:
+    async def _browser_with_room(self, options: LaunchOptions) -> _SharedBrowser:
         """Returns a browser with room for one more page."""
-        await self._end_the_unused()
+        await self._close_unused()
         for shared in self._shared:
             if shared.has_room_for(options):
                 return shared
@@ -242,17 +242,17 @@ class SharedBrowsers:
 
     async def _tidy(self) -> None:
         async with self._lock:
-            await self._end_the_unused()
+            await self._close_unused()
 
-    async def _end_the_unused(self) -> None:
+    async def _close_unused(self) -> None:
         """Closes browsers without pages, and the driver without browsers. The caller holds the lock."""
         for shared in [each for each in self._shared if _is_unused(each)]:
             self._shared.remove(shared)
             await _closed_in_time(shared.browser.close())
         if not self._shared:
-            await self._end_driver()
+            await self._stop_driver()
 
-    async def _drop_the_dead(self) -> None:
+    async def _abandon_unresponsive(self) -> None:
         """Abandons browsers that do not answer, with their pages, and a driver without an answering browser.
 
         A killed driver is not detected otherwise: its browsers seem connected, but every call fails.
@@ -266,12 +266,11 @@ class SharedBrowsers:
         self._shared = [shared for shared in self._shared if shared not in dead]
         for shared in dead:
             self._spawn(_closed_in_time(shared.browser.close()))
-        if (
-            not self._shared and not self._lock.locked()
-        ):  # otherwise a launch is in progress, and handles its own failure
-            await self._end_driver()
+        # A held lock means that a launch is in progress, which handles its own failure.
+        if not self._shared and not self._lock.locked():
+            await self._stop_driver()
 
-    async def _end_driver(self) -> None:
+    async def _stop_driver(self) -> None:
         playwright, self._playwright = self._playwright, None
         if playwright is not None:
             await _closed_in_time(playwright.stop())
@@ -317,7 +316,7 @@ def _is_unused(shared: _SharedBrowser) -> bool:
 async def _answers(browser: Browser) -> bool:
     """Returns True if a browser answers a call through the driver."""
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
             session = await browser.new_browser_cdp_session()
             await session.send("Browser.getVersion")
             await session.detach()
@@ -329,7 +328,7 @@ async def _answers(browser: Browser) -> bool:
 async def _closed_in_time(ending: Coroutine[Any, Any, object]) -> bool:
     """Returns True if a close call of Playwright succeeded in time."""
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await ending
     except Exception as error:  # noqa: BLE001 - abandoned after any error
         logger.warning("a browser, or a page of it, could not be closed: %s", _first_line(error))

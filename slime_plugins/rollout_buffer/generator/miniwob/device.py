@@ -22,10 +22,10 @@ from slime_plugins.rollout_buffer.types import Image
 
 PAGE_SCRIPT = Path(__file__).with_name("page.js")
 LIFTED_LIMIT_MS = 2_000_000_000
-"""About 23 days: a browser's timer accepts at most 2^31 ms."""
-HEALTH_S = 10.0
-CLOSE_S = 10.0
-REST_S = 0.15
+"""The limit of a page whose time limit is lifted, about 23 days: a browser's timer accepts at most 2^31 ms."""
+HEALTH_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
+PAUSE_BEFORE_LIFT_S = 0.15
 DRAG_STEPS = 8
 DEFAULT_PRESS_S = 1.0
 
@@ -74,7 +74,7 @@ class BrowserPage:
     def health(self) -> Mapping[str, str]:
         if self._closed:
             raise DeviceError("the page is closed")
-        return {"browser": self._do(self._version, HEALTH_S, "the health check of the page")}
+        return {"browser": self._do(self._version, HEALTH_TIMEOUT_S, "the health check of the page")}
 
     def lost(self) -> str:
         return "" if self._closed else self._opened.lost
@@ -82,7 +82,7 @@ class BrowserPage:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._browsers.close(self._opened, CLOSE_S)
+            self._browsers.close(self._opened, CLOSE_TIMEOUT_S)
 
     # ---- on the browsers' loop ---------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class BrowserPage:
         for step in range(1, DRAG_STEPS + 1):
             share = step / DRAG_STEPS
             await self._touch("touchMove", (x + (to_x - x) * share, y + (to_y - y) * share))
-        await asyncio.sleep(REST_S)
+        await asyncio.sleep(PAUSE_BEFORE_LIFT_S)
         await self._touch("touchEnd")
 
     async def _type(self, text: str) -> str:

@@ -45,7 +45,7 @@ Farm = Callable[..., AndroidWorldSettings]
 def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
     """Returns settings with an inventory of these entries, and ``settings`` besides."""
     monkeypatch.setenv("ROLLOUT_BUFFER_PORT_LOCKS", str(tmp_path / "locks"))
-    monkeypatch.setattr(attached_host, "_RECONNECT_S", 0.6)
+    monkeypatch.setattr(attached_host, "_RECONNECT_TIMEOUT_S", 0.6)
     monkeypatch.setattr(attached_host, "_POLL_S", 0.05)
     monkeypatch.setattr(restored_state, "_PAUSES_S", (0.0,))
 

@@ -30,17 +30,17 @@ from slime_plugins.rollout_buffer.generator.android_world.restored_state import 
 logger = logging.getLogger(__name__)
 
 _NAME_KEY = "rollout_buffer_device"
-"""The global setting on the device that holds its name in the inventory: found by it after its serial has changed."""
-_RECONNECT_S = 20.0
-_OFFLINE_S = 10.0
-_RESTORE_S = 240.0
+"""The global setting on the device that holds its name in the inventory, to find a device whose serial has changed."""
+_RECONNECT_TIMEOUT_S = 20.0
+_OFFLINE_TIMEOUT_S = 10.0
+_RESTORE_TIMEOUT_S = 240.0
 _POLL_S = 0.5
 _SHARED_STORAGE = (
     "Alarms", "Audiobooks", "DCIM", "Documents", "Download", "Movies", "Music", "Notifications", "Pictures",
     "Podcasts", "Recordings", "Ringtones",
 )  # fmt: skip
 # android_env restarts the adb server after every failed command, which would disconnect all other devices of the
-# server; its command is ADB -P PORT VERB.
+# server. Its commands are ADB -P PORT VERB …, so that the third argument is the verb.
 _ADB_WITHOUT_RESTART = """#!/bin/sh
 case "$3" in kill-server | start-server) exit 0 ;; esac
 exec {adb} "$@"
@@ -48,15 +48,15 @@ exec {adb} "$@"
 
 
 class AttachedHost:
-    """The ``AndroidHost`` of entry ``index`` of the inventory. It is locked on this host until ``close``."""
+    """The ``AndroidHost`` of entry ``index`` of the inventory. The device is locked on this host until ``close``."""
 
     def __init__(self, settings: AndroidWorldSettings, index: int) -> None:
         inventory = inventory_of(settings.device_options)
         self.name, self._entry = list(inventory.items())[index]
         others = (entry for name, entry in inventory.items() if name != self.name)
-        self._of_others = {entry.listed_as for entry in others if entry.adb_server == self._entry.adb_server}
+        self._other_serials = {entry.listed_as for entry in others if entry.adb_server == self._entry.adb_server}
         self._index = index
-        self._start_s = settings.android_timeout_s
+        self._start_timeout_s = settings.android_timeout_s
         self._adb_path = str(Path(settings.adb_path).expanduser())
         self._server = AdbServer(self._adb_path, self._entry.adb_server)
         self._serial = self._entry.listed_as
@@ -69,10 +69,10 @@ class AttachedHost:
             raise misconfigured(f"device: attached needs adb: adb_path names no program at {self._adb_path}")
         self._lock_device()
         try:
-            self._await_up(self._start_s)
+            self._await_up(self._start_timeout_s)
             return AndroidEndpoint(
                 serial=self._serial,
-                adb_path=self._written_adb(),
+                adb_path=self._write_adb_wrapper(),
                 adb_server_port=self._server.port,
                 console_port=self._entry.console_port,
                 grpc_port=self._entry.grpc_port,
@@ -90,29 +90,29 @@ class AttachedHost:
         if self._server.run("-s", self._serial, "get-state") == (True, "device"):
             return True
         logger.info("the device %s dropped: connecting again", self.name)
-        self._await_up(_RECONNECT_S)
+        self._await_up(_RECONNECT_TIMEOUT_S)
         return False
 
     def restore(self, packages: Collection[str]) -> bool:
-        """As ``AndroidHost.restore``, in the entry's way."""
-        kept = self.check_alive()
+        """As ``AndroidHost.restore``, in the way that the entry's ``restore`` names."""
+        stayed_connected = self.check_alive()
         way = self._entry.restore
         if not isinstance(way, RestoreWay):
-            self._clear(packages)
-            return kept
+            self._clear_apps_and_storage(packages)
+            return stayed_connected
         if way.snapshot is not None:
             self._server.expect(["-s", self._serial, "emu", "avd", "snapshot", "load", way.snapshot], containing="OK")
         else:
-            self._run_command(way.command or [])
-        self._await_up(_RESTORE_S)
+            self._run_restore_command(way.command or [])
+        self._await_up(_RESTORE_TIMEOUT_S)
         return False
 
     def lost(self) -> str:
-        """Returns "": a device that drops is connected again by the next call."""
+        """Returns "": a device that dropped is connected again by the next call."""
         return ""
 
     def close(self) -> None:
-        """Lets the device go; it and its adb server are the owner's."""
+        """Unlocks the device. The device and its adb server belong to their owner and keep running."""
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.remove()
@@ -129,7 +129,7 @@ class AttachedHost:
             raise DeviceError(f"the device {self.name} is used by another device worker of this host")
 
     def _file(self, suffix: str) -> Path:
-        """Returns the path of a file about the device, for all device workers of this host."""
+        """Returns the path of a file about the device, which all device workers of this host share."""
         folder = Path(os.environ.get("ROLLOUT_BUFFER_PORT_LOCKS", f"/tmp/rollout_buffer_ports_{os.getuid()}"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = re.sub(r"[^A-Za-z0-9.-]", "_", f"{self._entry.adb_server}-{self._entry.listed_as}")
@@ -138,17 +138,18 @@ class AttachedHost:
     # ---- connecting
 
     def _await_up(self, timeout_s: float) -> None:
-        """Returns once Android answers; connects as often as needed.
+        """Connects to the device until Android answers; then stores its name on it and switches animations off.
 
         Raises:
-            DeviceError: it does not within the timeout, with adb's last words; at once if adb may not use it.
+            DeviceError: Android does not answer within the timeout, or adb may not use the device; the message has
+                adb's output.
         """
         deadline = time.monotonic() + timeout_s
-        offline_until = time.monotonic() + min(_OFFLINE_S, timeout_s / 2)
+        offline_until = time.monotonic() + min(_OFFLINE_TIMEOUT_S, timeout_s / 2)
         while True:
             try:
-                problem = self._problem()
-            except DeviceError as error:  # the server itself does not answer
+                problem = self._why_unusable()
+            except DeviceError as error:  # the adb server does not answer
                 problem = error.message
             if not problem:
                 values = {_NAME_KEY: self.name} | dict.fromkeys(ANIMATIONS, "0")
@@ -162,8 +163,12 @@ class AttachedHost:
                 raise DeviceError(f"the device {self.name} did not come up: {problem}")
             time.sleep(_POLL_S)
 
-    def _problem(self) -> str:
-        """Connects if needed; returns why the device cannot be used now, "" if it can."""
+    def _why_unusable(self) -> str:
+        """Connects if needed; returns why the device cannot be used now, "" if it can.
+
+        Raises:
+            DeviceError: the adb server does not answer.
+        """
         said = ""
         states = self._server.states()
         if self._entry.connect and states.get(self._entry.connect) != "device":
@@ -174,8 +179,8 @@ class AttachedHost:
         self._serial = self._serial_among(states)
         state = states.get(self._serial)
         if state is None:
-            there = ", ".join(f"{serial} {state}" for serial, state in states.items()) or "no device"
-            return f"{said + '; ' if said else ''}adb lists {there}, not {self._serial}"
+            listed = ", ".join(f"{serial} {state}" for serial, state in states.items()) or "no device"
+            return f"{said + '; ' if said else ''}adb lists {listed}, not {self._serial}"
         if state != "device":
             if state == "offline":
                 self._server.run("-s", self._serial, "reconnect")
@@ -187,11 +192,11 @@ class AttachedHost:
         return "" if "package:" in answer else f"adb shell pm path android: {answer or 'no answer'}"
 
     def _serial_among(self, states: dict[str, str]) -> str:
-        """Returns the device's serial: the one of the inventory, else that of a device that holds our name."""
+        """Returns the device's serial: that of the inventory, or the new serial of a device that stores our name."""
         if self._entry.listed_as in states:
             return self._entry.listed_as
         for serial, state in states.items():
-            if state == "device" and serial not in self._of_others:
+            if state == "device" and serial not in self._other_serials:
                 _, name = self._server.run("-s", serial, "shell", "settings", "get", "global", _NAME_KEY)
                 if name == self.name:
                     logger.warning("the device %s is %s now, not %s", self.name, serial, self._entry.listed_as)
@@ -200,7 +205,8 @@ class AttachedHost:
 
     # ---- restoring
 
-    def _clear(self, packages: Collection[str]) -> None:
+    def _clear_apps_and_storage(self, packages: Collection[str]) -> None:
+        """Clears the data of these apps, and the folders of the shared storage."""
         for package in packages:
             installed, _ = self._server.run("-s", self._serial, "shell", "pm", "path", package)
             if installed:
@@ -208,12 +214,12 @@ class AttachedHost:
         folders = " ".join(f"/sdcard/{folder}/*" for folder in _SHARED_STORAGE)
         self._server.expect(["-s", self._serial, "shell", f"rm -rf {folders}"])
 
-    def _run_command(self, command: list[str]) -> None:
+    def _run_restore_command(self, command: list[str]) -> None:
         environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}
         environment["ANDROID_ADB_SERVER_PORT"] = str(self._server.port)
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_RESTORE_S, check=False, env=environment
+                command, capture_output=True, text=True, timeout=_RESTORE_TIMEOUT_S, check=False, env=environment
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DeviceError(f"the restore command of {self.name} failed: {error}") from error
@@ -223,8 +229,8 @@ class AttachedHost:
 
     # ---- the endpoint
 
-    def _written_adb(self) -> str:
-        """Returns the path of an adb that leaves the server alone."""
+    def _write_adb_wrapper(self) -> str:
+        """Writes a program that runs adb but never restarts the server; returns its path."""
         if self._folder is None:
             self._folder = WorkerFolder(f"rollout_buffer_attached_{self._index}")
         path = self._folder.path / "adb"
@@ -234,14 +240,17 @@ class AttachedHost:
 
 
 def capabilities_of(entry: AttachedDevice, server: AdbServer, serial: str) -> frozenset[Capability]:
-    """Returns the entry's capabilities, or those that can be seen on the connected device."""
+    """Returns the entry's capabilities, or without them those that can be seen on the connected device."""
     if entry.capabilities is not None:
-        found = set(entry.capabilities)
+        capabilities = set(entry.capabilities)
     else:
-        found = {Capability.RESTORE, Capability.CLOCK, Capability.ACCESSIBILITY}
-        found |= {Capability.GRPC} if entry.grpc_port is not None and entry.console_port is not None else set()
-        found |= {Capability.SMS} if entry.console_port is not None else set()
+        capabilities = {Capability.RESTORE, Capability.CLOCK, Capability.ACCESSIBILITY}
+        if entry.console_port is not None:
+            capabilities |= {Capability.SMS} if entry.grpc_port is None else {Capability.SMS, Capability.GRPC}
+        _, user = server.run("-s", serial, "shell", "whoami")
+        _, is_debuggable = server.run("-s", serial, "shell", "getprop", "ro.debuggable")
         # With ro.debuggable `adb root` works, which the package runs where it needs it.
-        answers = [server.run("-s", serial, "shell", *ask)[1] for ask in (["whoami"], ["getprop", "ro.debuggable"])]
-        found |= {Capability.ROOT} if answers[0] == "root" or answers[1] == "1" else set()
-    return frozenset(found - {Capability.CLOCK} if entry.shares_host_kernel else found)
+        if user == "root" or is_debuggable == "1":
+            capabilities.add(Capability.ROOT)
+    # Setting the clock would set the host's.
+    return frozenset(capabilities - {Capability.CLOCK} if entry.shares_host_kernel else capabilities)

@@ -1,4 +1,4 @@
-"""The inventory of attached devices: a YAML file with one entry for each, by name. docs/android_farm.md explains it."""
+"""The inventory of attached devices, a YAML file with an entry per device, by name: see docs/android_farm.md."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.restored_state import StatePart
 
-_PORT = Field(default=None, ge=1, le=65535)
+_OPTIONAL_PORT = Field(default=None, ge=1, le=65535)
 
 
 class RestoreWay(SettingsSection):
-    """A snapshot of an emulator, or a command of the owner's."""
+    """How a device is restored: by a snapshot of its emulator, or by a command that its owner wrote."""
 
     snapshot: str | None = Field(default=None, min_length=1)
     command: list[str] | None = Field(default=None, min_length=1)
 
 
-def _way(value: Any) -> Any:
-    ways = set(value) if isinstance(value, Mapping) else {value} if isinstance(value, str) else set()
-    if ways not in ({"apps"}, {"snapshot"}, {"command"}) or value in ("snapshot", "command"):
+def _restore_way(value: Any) -> Any:
+    """Returns the value unchanged, so that the error for any other form names the three forms."""
+    if value != "apps" and not (isinstance(value, Mapping) and set(value) in ({"snapshot"}, {"command"})):
         raise ValueError("must be apps, {snapshot: NAME} or {command: [PROGRAM, ARGUMENT, …]}")
     return value
 
 
 class AttachedDevice(SettingsSection):
-    """One entry. ``capabilities`` None: found out when the device is connected."""
+    """An entry of the inventory. ``capabilities`` None: they are found out when the device is connected."""
 
     serial: str = ""
     connect: str = ""
     adb_server: str = "127.0.0.1:5037"
-    restore: Annotated[Literal["apps"] | RestoreWay, BeforeValidator(_way)]
+    restore: Annotated[Literal["apps"] | RestoreWay, BeforeValidator(_restore_way)]
     check_restored: list[StatePart] = Field(default_factory=list)
     shares_host_kernel: bool = False
     capabilities: list[Capability] | None = None
-    console_port: int | None = _PORT
-    grpc_port: int | None = _PORT
+    console_port: int | None = _OPTIONAL_PORT
+    grpc_port: int | None = _OPTIONAL_PORT
 
     @field_validator("connect", "adb_server")
     @classmethod
     def _is_an_address(cls, address: str) -> str:
         if not re.fullmatch(r"[^\s:]+:\d{1,5}", address):
             raise ValueError("must be HOST:PORT")
-        return re.sub(r"^localhost:", "127.0.0.1:", address)  # one name for each server: its devices are locked by it
+        # Locks are named by these addresses, so that an address must have one spelling.
+        return re.sub(r"^localhost:", "127.0.0.1:", address)
 
     @model_validator(mode="after")
     def _can_be_found(self) -> AttachedDevice:
@@ -62,7 +63,7 @@ class AttachedDevice(SettingsSection):
 
     @property
     def listed_as(self) -> str:
-        """Its serial while it has not moved."""
+        """The serial under which adb lists the device, as far as the inventory knows."""
         return self.serial or self.connect
 
 
@@ -73,9 +74,9 @@ class Inventory(SettingsSection):
 
     @model_validator(mode="after")
     def _each_is_one_device(self) -> Inventory:
-        seen: dict[tuple[str, str], str] = {}
+        names: dict[tuple[str, str], str] = {}
         for name, device in self.devices.items():
-            other = seen.setdefault((device.adb_server, device.listed_as), name)
+            other = names.setdefault((device.adb_server, device.listed_as), name)
             if other != name:
                 raise ValueError(f"{other} and {name} are the same device {device.listed_as}")
         return self
@@ -89,8 +90,8 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     unknown = sorted(str(key) for key in options if key != "inventory")
     if unknown or "inventory" not in options:
-        got = f", not {', '.join(unknown)}" if unknown else ""
-        raise ConfigError(f"device_options: device: attached needs inventory, the path of a YAML file{got}")
+        not_known = f", not {', '.join(unknown)}" if unknown else ""
+        raise ConfigError(f"device_options: device: attached needs inventory, the path of a YAML file{not_known}")
     given = options["inventory"]
     if isinstance(given, str):
         path = Path(given).expanduser()
@@ -106,5 +107,5 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inventory_of(options: Mapping[str, Any]) -> dict[str, AttachedDevice]:
-    """Returns the entries in options that ``read_options`` returned."""
+    """Returns the entries by name; ``options`` are those that ``read_options`` returned."""
     return Inventory.model_validate({"devices": options["inventory"]}).devices

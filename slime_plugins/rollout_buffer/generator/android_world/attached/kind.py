@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.android_world.attached.inventory imp
 )
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind, DeviceCheck
-from slime_plugins.rollout_buffer.generator.android_world.task_needs import examined
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import check_of_tasks
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 
@@ -35,9 +35,10 @@ def _defaults(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check(settings: AndroidWorldSettings) -> None:
-    there, wanted = len(inventory_of(settings.device_options)), settings.num_workers + settings.spare_devices
-    if wanted > there:
-        raise ConfigError(f"num_workers and spare_devices ask for {wanted} devices, and the inventory has {there}")
+    wanted = settings.num_workers + settings.spare_devices
+    available = len(inventory_of(settings.device_options))
+    if wanted > available:
+        raise ConfigError(f"num_workers and spare_devices ask for {wanted} devices, and the inventory has {available}")
 
 
 def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
@@ -48,12 +49,12 @@ def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
     return [
         check
         for name, entry in inventory_of(settings.device_options).items()
-        for check in _examined(AdbServer(str(adb_path), entry.adb_server), name, entry)
+        for check in _checks_of(AdbServer(str(adb_path), entry.adb_server), name, entry)
     ]
 
 
-def _examined(server: AdbServer, name: str, entry: AttachedDevice) -> list[DeviceCheck]:
-    """Checks that adb lists one device, and reports which tasks it can play."""
+def _checks_of(server: AdbServer, name: str, entry: AttachedDevice) -> list[DeviceCheck]:
+    """Returns whether adb lists the device of an entry as usable, and if it does, which tasks the device can play."""
     said = server.run("connect", entry.connect)[1] if entry.connect else ""
     try:
         state = server.states().get(entry.listed_as, said or f"adb does not list {entry.serial}")
@@ -63,7 +64,7 @@ def _examined(server: AdbServer, name: str, entry: AttachedDevice) -> list[Devic
     check = DeviceCheck(name=f"device {name}", passed=state == "device", detail=state, remedy=remedy)
     if not check.passed:
         return [check]
-    return [check, examined(f"tasks of {name}", capabilities_of(entry, server, entry.listed_as))]
+    return [check, check_of_tasks(f"tasks of {name}", capabilities_of(entry, server, entry.listed_as))]
 
 
 KIND = AndroidKind(

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.generator import config_sources
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_kinds import AndroidKind
 from slime_plugins.rollout_buffer.generator.android_world.restored_state import StatePart
-from slime_plugins.rollout_buffer.generator.android_world.task_needs import examined
+from slime_plugins.rollout_buffer.generator.android_world.task_needs import check_of_tasks
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 
 MIN_MEMORY_OF_AN_EMULATOR = 8 * 1024**3
@@ -55,5 +55,5 @@ KIND = AndroidKind(
     read_options=_read_options,
     defaults=_defaults_of_emulators,
     prepare="slime_plugins.rollout_buffer.generator.android_world.device_factory:make_virtual_device",
-    examine=lambda _: [examined("tasks of each emulator", frozenset(Capability))],
+    examine=lambda _: [check_of_tasks("tasks of each emulator", frozenset(Capability))],
 )

@@ -56,7 +56,7 @@ class ImageTokenCounter:
             self.mismatch = PromptMismatch(expected=expected, reported=reported)
             _warn_once(str(self._family), expected, reported)
         if reported >= len(images):
-            self._measured = -(-reported // len(images))
+            self._measured = -(-reported // len(images))  # per image, rounded up
 
     def _exact(self, image: Image) -> int | None:
         if image.sha256 not in self._tokens_by_hash:
