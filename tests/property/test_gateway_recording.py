@@ -305,7 +305,10 @@ def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is
     youngest = max(_turns(after.recording), key=lambda turn: turn.number)
     after.recording.note_sent(youngest, sent=False)
     assert after.recording.generations() == before.recording.generations()
-    assert (after.recording.turns, after.recording.ids) == (before.recording.turns, before.recording.ids)
+    assert (after.recording.num_turns, after.recording.num_ids) == (
+        before.recording.num_turns,
+        before.recording.num_ids,
+    )
     conversation = read_conversation([*after.histories[-1], {"role": "user", "content": "and then?"}])
     keys = [digest([]), digest(TOOLS)]
     fingerprints = after.recording.fingerprints(conversation.messages, conversation.digests)
@@ -377,5 +380,5 @@ def _turns(recording: Recording) -> list[Turn]:
 @examples(20)
 def test_memory_is_linear_in_what_was_said(count: int) -> None:
     client = played([("on", 0, "go on")] * count, 1)
-    assert client.recording.ids == len(client.sent[-1].prompt_ids) + len(client.sent[-1].output_ids)
+    assert client.recording.num_ids == len(client.sent[-1].prompt_ids) + len(client.sent[-1].output_ids)
     assert client.recording.branches() == 1

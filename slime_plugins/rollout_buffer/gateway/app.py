@@ -40,6 +40,7 @@ from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING, parse
 
 BUSY_RETRY_S = "1"
+"""Value of the header Retry-After in errors that may pass."""
 RETRY_COUNT = "x-stainless-retry-count"
 """Header in which the clients of OpenAI and Anthropic count the retries of a request."""
 
@@ -61,8 +62,9 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     app[GATEWAY], app[KEYS] = gateway, keys
     app[TOKEN] = "" if settings.token_file is None else read_token(settings.token_file)
     app[SCORER] = Scorer(settings.scoring_hosts, settings.scoring_timeout_s)
-    post = partial(app.router.add_post, expect_handler=_continue)
-    for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):  # first: routes are compared in this order
+    post = partial(app.router.add_post, expect_handler=_send_continue)
+    # aiohttp compares a request with the routes in the order in which they were added: those of turns are the first.
+    for base in ("/v1", "/sessions/{session}/v1", "/sessions/{session}"):
         post(f"{base}/chat/completions", _turn)
         post(f"{base}/responses", _turn)
         post(f"{base}/messages", _turn)
@@ -75,18 +77,18 @@ def create_app(gateway: Gateway, keys: SessionKeys) -> web.Application:
     post("/sessions/{session}/abandon", _abandon)
     app[REMOTE_ROLLOUT] = RemoteRolloutAdapter(gateway, app[TOKEN])
     app[REMOTE_ROLLOUT].mount(app)
-    app.cleanup_ctx.append(_life)
+    app.cleanup_ctx.append(_run_gateway)
     return app
 
 
-async def _life(app: web.Application) -> AsyncIterator[None]:
+async def _run_gateway(app: web.Application) -> AsyncIterator[None]:
     await app[GATEWAY].start()
     yield
     await app[GATEWAY].stop()
     await app[SCORER].close()
 
 
-async def _continue(request: web.Request) -> None:
+async def _send_continue(request: web.Request) -> None:
     """Lets a client that waits for the status 100 send its body; other expectations are ignored, as HTTP allows."""
     if request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -128,7 +130,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Response:
-    """Encodes an error in the dialect of the route, and in the buffer's form on ``/sessions``."""
+    """Encodes an error in the dialect of the route; on ``/sessions``, as the buffer's server does."""
     status = status_of(error)
     headers = {"Retry-After": BUSY_RETRY_S} if status in (429, 503, 507) else {}
     dialect = dialect_of(request.path)
@@ -140,7 +142,7 @@ def _error_reply(request: web.Request, error: RolloutBufferError) -> web.Respons
 # --- authentication --------------------------------------------------------------------------------------------------
 
 
-def _bearer(request: web.Request) -> str:
+def _sent_key(request: web.Request) -> str:
     """Returns the key of a request: its bearer token, or the header ``x-api-key`` of Anthropic's clients."""
     return bearer_of(request.headers.get("Authorization")) or request.headers.get("x-api-key", "")
 
@@ -151,7 +153,7 @@ def _has_token(request: web.Request) -> bool:
 
 
 def _named_session(request: web.Request) -> str:
-    """Returns the id of the session that a request may use.
+    """Returns the id of the session that a request names and may use.
 
     A path with the session's key suffices. A path with its id also needs the key or the gateway's token as bearer, if
     there is a token. Without a session in the path, the bearer must be the key.
@@ -159,10 +161,10 @@ def _named_session(request: web.Request) -> str:
     keys = request.app[KEYS]
     named = request.match_info.get("session")
     if named is None:
-        return keys.verify(_bearer(request))
-    if named.startswith("sk-"):
+        return keys.verify(_sent_key(request))
+    if named.startswith("sk-"):  # a key, perhaps a wrong one; ids begin with a number
         return keys.verify(named)
-    if not _has_token(request) and keys.verify(_bearer(request)) != named:
+    if not _has_token(request) and keys.verify(_sent_key(request)) != named:
         raise UnauthorizedError("the api_key is of another session")
     return named
 
@@ -210,7 +212,7 @@ async def _health(request: web.Request) -> web.Response:
 
 async def _models(request: web.Request) -> web.Response:
     if request.match_info.get("session") is None and not _has_token(request):
-        request.app[KEYS].verify(_bearer(request))
+        request.app[KEYS].verify(_sent_key(request))
     return _json(model_list(MODEL_NAME))
 
 
@@ -230,12 +232,12 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
     session = await gateway.registry.session(_named_session(request))
     previous = dialect.previous_turn(body)
     history = [] if previous is None else await gateway.messages_of_previous_turn(session, *previous)
-    chat, more = dialect.read(body, history)
+    chat, images_of_dialect = dialect.read(body, history)
     turn = TurnRequest(
         session=session,
         body=read_chat_body(chat, dialect.client_names),
         conversation=read_conversation(chat.get("messages")),
-        images={**images, **more},
+        images={**images, **images_of_dialect},
         is_retry=request.headers.get(RETRY_COUNT, "0") != "0",
     )
     return _AskedTurn(dialect=dialect, given=body, turn=turn)
@@ -282,9 +284,9 @@ async def _streamed(request: web.Request, asked: _AskedTurn) -> web.StreamRespon
             raise
         await response.send(*events.fail(error))
         return await response.end()
-    except BaseException:
+    except BaseException:  # also when the client disconnects
         task.cancel()
-        if task.done() and not task.cancelled() and task.exception() is None:
+        if task.done() and not task.cancelled() and task.exception() is None:  # the turn is stored, but was not sent
             request.app[GATEWAY].registry.note_sent(asked.turn.session, task.result().turn, sent=False)
         raise
     with _sending(request, asked.turn.session, answer):

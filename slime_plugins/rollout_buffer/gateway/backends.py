@@ -29,8 +29,11 @@ from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, Imag
 from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 
 PIN_OPTION = "pin_sampling_params"
+"""Option of a job whose requests cannot change the sampling distribution; see ``chat_requests.sampling_of``."""
 TEMPLATE_OPTION = "chat_template_kwargs"
-REMEMBERED_TEMPLATES = 16
+"""Option of a job with arguments for its chat template."""
+MAX_CACHED = 16
+"""Limit of the cached templates of one backend, and of the cached tokenizers of this process."""
 REOPEN_AFTER_S = 60.0
 """Pause after which a backend that could not be opened is opened again, unless a turn does so before."""
 
@@ -44,9 +47,10 @@ class JobBackend:
         self.engine = engine
         self.probing: asyncio.Task[EngineFidelity | None] | None = None
         """The prompt probe of the engine; the backend's first turn waits for its result."""
+        self.stored_prompt_findings: tuple[str, ...] | None = None
+        """The findings of the probe that the store has; None before any are stored."""
         self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
         self._reports = ReportThrottle()
-        self._prompt_findings: tuple[str, ...] | None = None
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.matching = matching_of(settings.options)
@@ -54,13 +58,15 @@ class JobBackend:
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
-        # The library's method: that of a model's own class, as Kimi's, also names options of its template (thinking).
+        # The parameters of the library's method are reserved. A model's own class may override the method, as Kimi's
+        # does, and also name options of its template (``thinking``): the library's class is the last with the method.
         library: Any = [kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)][-1]
         self._reserved = {"messages", *inspect.signature(library.apply_chat_template).parameters}
         """Arguments of ``apply_chat_template`` that a request must not set."""
         self._template_options: Mapping[str, Any] = settings.options.get(TEMPLATE_OPTION) or {}
         self._chats: OrderedDict[bytes, ChatTokens] = OrderedDict()
-        self.chat_for(None)
+        """By the digest of their options, the least recently used first."""
+        self.chat_for(None)  # a template that does not work is an error now, not at the first turn
 
     def chat_for(self, template_options: Mapping[str, Any] | None) -> ChatTokens:
         """Returns the chat template with a request's options over the job's.
@@ -79,14 +85,16 @@ class JobBackend:
         key = digest(options)
         if key not in self._chats:
             self._chats[key] = ChatTokens(self.tokenizer, options)
-            if len(self._chats) > REMEMBERED_TEMPLATES:
+            if len(self._chats) > MAX_CACHED:
                 self._chats.popitem(last=False)
         self._chats.move_to_end(key)
         return self._chats[key]
 
     def tokens_of_image(self, image: Image) -> int:
-        """Returns the number of prompt tokens of an image; 1 if the tokenizer's folder does not say how images are
-        resized, or Pillow is not installed.
+        """Returns the number of prompt tokens of an image.
+
+        It is 1 where the number is unknown: the tokenizer's folder does not say how images are resized, or Pillow is
+        not installed.
 
         Raises:
             InvalidPayloadError: one side of the image is more than 200 times as long as the other.
@@ -100,17 +108,17 @@ class JobBackend:
 
     @property
     def trouble(self) -> str | None:
-        """Why the engine's last request failed; None if the engine answered, or was not called."""
+        """Why the engine fails its latest requests; None if the engine works, or was not called."""
         if not isinstance(self.engine, HttpEngine):
             return None
         report = self.engine.report(unasked=True)
         return None if report.code is EngineTrouble.NONE else f"the engine at {report.url} {report.message}"
 
     def due_report(self) -> EngineReport | None:
-        """Returns the engine's state, if it should be stored now.
+        """Returns the engine's state if it is to be stored now, and counts it as stored.
 
         An engine that was unreachable is reported even if no session calls it any more, because agents give up sooner
-        than engines recover. It is then probed in the background until it answers.
+        than engines recover. The engine is then probed in the background until it answers.
         """
         if not isinstance(self.engine, HttpEngine) or self._watch is None:
             return None
@@ -120,11 +128,10 @@ class JobBackend:
         return report if self._reports.is_due(report) else None
 
     def new_prompt_findings(self) -> tuple[str, ...] | None:
-        """Returns the findings of the prompt probe if they are new; None otherwise."""
+        """Returns the findings of the prompt probe if the store does not have them; None otherwise."""
         fidelity = self.engine.fidelity if isinstance(self.engine, HttpEngine) else None
-        if fidelity is None or fidelity.findings == self._prompt_findings:
+        if fidelity is None or fidelity.findings == self.stored_prompt_findings:
             return None
-        self._prompt_findings = fidelity.findings
         return fidelity.findings
 
     async def close(self) -> None:
@@ -142,12 +149,12 @@ class JobBackends:
         connect: Callable[..., Engine] = make_engine,
         load: Callable[[str], Any] = load_tokenizer,
     ) -> None:
-        """``connect`` gets an address and the tokenizer arguments of ``make_engine``."""
+        """``connect`` is called as ``make_engine`` with its tokenizer arguments, ``load`` with a tokenizer's path."""
         self._settings_of, self._connect, self._load = settings_of, connect, load
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._failed: dict[int, tuple[float, str]] = {}
-        """By job key: when opening last failed, and why."""
+        """By job key: when the latest attempt to open a backend failed, and why."""
         self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open_ahead(self, jobs: Iterable[JobRecord]) -> None:
@@ -155,11 +162,11 @@ class JobBackends:
         for job in jobs:
             failed_at, _ = self._failed.get(job.key, (-math.inf, ""))
             if time.monotonic() - failed_at >= REOPEN_AFTER_S:
-                with contextlib.suppress(ConflictError):  # it was logged; the other jobs are opened
+                with contextlib.suppress(ConflictError):  # the error was logged; the other jobs are opened
                     await self.open(job)
 
     async def open(self, job: JobRecord) -> JobBackend:
-        """Returns the backend of a job and starts its engine's probe; concurrent calls for one job share its creation.
+        """Returns the backend of a job. The first call creates it and starts the prompt probe of its engine.
 
         Raises:
             ConflictError: the job has no engine or tokenizer, or the tokenizer does not load.
@@ -186,20 +193,14 @@ class JobBackends:
         return backend
 
     def engine_moved(self, job: JobRecord) -> None:
-        """Changes the engine's address after the trainer named a new address."""
+        """Gives the engine of a job its present address, which a start may have changed."""
         backend = self._backends.get(job.key)
         if backend is not None and job.engine_url and isinstance(backend.engine, HttpEngine):
             backend.engine.set_base_url(job.engine_url)
 
-    def due_reports(self) -> dict[int, EngineReport]:
-        """Returns the engine states to store now, by job key."""
-        reports = {key: backend.due_report() for key, backend in self._backends.items()}
-        return {key: report for key, report in reports.items() if report is not None}
-
-    def new_prompt_findings(self) -> dict[int, tuple[str, ...]]:
-        """Returns new findings on prompts, by job key."""
-        findings = {key: backend.new_prompt_findings() for key, backend in self._backends.items()}
-        return {key: found for key, found in findings.items() if found is not None}
+    def opened(self) -> dict[int, JobBackend]:
+        """Returns the open backends, by job key."""
+        return dict(self._backends)
 
     async def keep_only(self, job_keys: set[int]) -> None:
         """Closes the backends of all other jobs."""
@@ -230,13 +231,13 @@ class JobBackends:
         if path not in self._tokenizers:
             logger.info("loading the tokenizer %s", path)
             self._tokenizers[path] = await asyncio.to_thread(self._load, path)
-            if len(self._tokenizers) > REMEMBERED_TEMPLATES:
+            if len(self._tokenizers) > MAX_CACHED:
                 self._tokenizers.popitem(last=False)
         return self._tokenizers[path]
 
 
 def _limit(options: Mapping[str, Any], name: str) -> int | None:
-    """Returns the job's limit of a session; None if it has none."""
+    """Returns a limit that the options of a job set for each session; None without one."""
     limit = options.get(name)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ConfigError(f"{name} must be a whole number from 1")

@@ -27,6 +27,7 @@ Flag = Annotated[bool, BeforeValidator(lambda value: False if value is None else
 
 
 def _format_parameters(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a ``response_format`` as sampling parameters of SGLang."""
     kind = wanted.get("type", "text")
     if kind == "text":
         return {}
@@ -71,7 +72,7 @@ class ChatBody(BaseModel):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     response_format: Annotated[dict[str, Any], AfterValidator(_format_parameters)] | None = None
-    """Becomes sampling parameters of SGLang."""
+    """Holds sampling parameters of SGLang after validation."""
     modalities: list[str] | None = None
     functions: Any = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
@@ -120,7 +121,9 @@ class ChatBody(BaseModel):
 
 
 def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> ChatBody:
-    """Validates a request without its messages. ``client_names`` are the fields' names in the client's dialect.
+    """Validates a request without its messages.
+
+    ``client_names`` has the fields that the client's dialect names otherwise, with their names there, for errors.
 
     Raises:
         InvalidPayloadError: fields are invalid; the message has a sentence for each of the first five, and
@@ -132,8 +135,8 @@ def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> 
         where = error.errors()[0]["loc"]
         param = str(where[0]) if where else None
         message = "; ".join(validation_messages(error)[:5])
-        for name, of_client in client_names.items():
-            message = re.sub(rf"(^|; ){name}\b", rf"\1{of_client}", message)
+        for name, client_name in client_names.items():
+            message = re.sub(rf"(^|; ){name}\b", rf"\1{client_name}", message)
         raise InvalidPayloadError(message, {"param": client_names.get(param or "", param)}) from error
 
 

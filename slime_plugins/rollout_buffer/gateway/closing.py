@@ -46,10 +46,10 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
             open and can be closed again.
     """
     limit = None if session.refusal is None else session.refusal.limit
-    cut = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
+    truncated_by = limit or (StopReason.MAX_TOKENS if session.view.finish_reason == "length" else None)
     recording, generations = session.recording, session.recording.generations()
     gateway_info = {**recording.describe(), "tools": list(session.view.tools)}
-    turn_rewards, token_rewards = _rewards_of_turns(session, generations, rewards, by=body.scoring_url)
+    turn_rewards, token_rewards = _rewards_of_turns(session, generations, rewards, scoring_url=body.scoring_url)
     return Trajectory(
         uid=session.name,
         instance_id=session.claim.instance.instance_id,
@@ -58,8 +58,8 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
         raw_reward=body.raw_reward,
         turn_rewards=turn_rewards,
         token_rewards=token_rewards,
-        outcome=body.outcome or (Outcome.TRUNCATED if cut else Outcome.COMPLETED),
-        stop_reason=body.stop_reason or cut or StopReason.STOP,
+        outcome=body.outcome or (Outcome.TRUNCATED if truncated_by else Outcome.COMPLETED),
+        stop_reason=body.stop_reason or truncated_by or StopReason.STOP,
         generations=generations,
         images=[session.images[sha256] for sha256 in shown_images(session)],
         extra_info={**body.extra_info, **rewards.extra_info, "gateway": gateway_info},
@@ -68,19 +68,17 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
 
 
 def _rewards_of_turns(
-    session: Session, generations: Sequence[Generation], rewards: Rewards, *, by: str | None
+    session: Session, generations: Sequence[Generation], rewards: Rewards, *, scoring_url: str | None
 ) -> wire.TurnRewards:
-    """Reorders the rewards of turns from sampling order, which clients know, to that of generations, branch after
-    branch."""
+    """Checks the rewards of turns, which clients send in the order of sampling; returns them in that of generations,
+    branch after branch."""
     numbers = session.recording.numbers()
     index_of = {number: index for index, number in enumerate(sorted(numbers))}
 
     def in_order_of_generations(rewards_of_turns: list[Any] | None) -> list[Any] | None:
-        return (
-            rewards_of_turns
-            if rewards_of_turns is None or len(rewards_of_turns) != len(numbers)
-            else [rewards_of_turns[index_of[number]] for number in numbers]
-        )
+        if rewards_of_turns is None or len(rewards_of_turns) != len(numbers):
+            return rewards_of_turns  # ``checked_turn_rewards`` refuses a wrong length
+        return [rewards_of_turns[index_of[number]] for number in numbers]
 
     ordered = {
         "turn_rewards": in_order_of_generations(rewards.turn_rewards),
@@ -89,7 +87,7 @@ def _rewards_of_turns(
     try:
         return wire.checked_turn_rewards(ordered, session.view.messages, generations)
     except InvalidPayloadError as error:
-        if by is None:
+        if scoring_url is None:
             raise
         raise UnavailableError(
             f"the scoring callback's {error.message}; the session stays open, close it again"

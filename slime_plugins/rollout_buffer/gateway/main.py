@@ -23,8 +23,8 @@ from slime_plugins.rollout_buffer.storage.store import Store
 
 SHUTDOWN_TIMEOUT_S = 10.0
 """aiohttp waits twice as long for turns in flight; the parent kills the process after ``STOP_TIMEOUT_S``, 25 s."""
-COLLECTED_ALLOCATIONS = 10_000
-"""Allocations between two garbage collections. Python's 700 are fewer than the requests of a moment make."""
+GC_THRESHOLD = 10_000
+"""Threshold of the garbage collector. Python's 700 is less than the allocations that requests in flight hold."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The arguments are the settings as JSON, the number of the process, the descriptor of its heartbeat, and the
     descriptors of its listening sockets.
     """
-    text, worker, heartbeat, *descriptors = sys.argv[1:] if arguments is None else arguments
+    settings_json, worker, heartbeat, *descriptors = sys.argv[1:] if arguments is None else arguments
     set_up_logging()
     try:
-        settings = GatewaySettings.model_validate_json(text)
+        settings = GatewaySettings.model_validate_json(settings_json)
         store = Store(settings.data_dir, max_bytes=settings.max_data_bytes)
     except ConfigError as error:
         logger.error("%s", error.message)
         return 2
     gateway = Gateway(settings, Buffer(store), worker=int(worker))
     sockets = [socket.socket(fileno=int(descriptor)) for descriptor in descriptors]
-    # A collection of all objects takes 0.1 s, in which no request is answered. Objects of the imports are exempted.
+    # A collection of all objects takes 0.1 s, in which no request is answered: it leaves out the objects of imports.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTED_ALLOCATIONS)
+    gc.set_threshold(GC_THRESHOLD)
     try:
         serve_until_stopped(_running(gateway, sockets, Heartbeat(int(heartbeat))))
     finally:

@@ -1,7 +1,7 @@
 """The trainer's side of the remote rollout protocol, on the gateway's engines and jobs.
 
-A body with a ``rollout_id`` sent to ``/v1/chat/completions`` is a turn of that protocol. ``POST /rollouts`` with a
-``job_id`` opened the turn's session: that job has the engine and the tokenizer, and gets the trajectory.
+A body with a ``rollout_id`` sent to ``/v1/chat/completions`` is a turn of that protocol. The turn's session was opened
+by ``POST /rollouts`` with a ``job_id``: the engine of that job samples the turns, and the job gets the trajectory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RemoteRolloutAdapter:
 
     def __init__(self, gateway: Gateway, token: str) -> None:
         settings = gateway.settings
-        rules = TrainerSettings(
+        limits = TrainerSettings(
             api_key=token or None,
             open_unknown=False,
             max_sessions=settings.max_sessions,
@@ -34,7 +34,7 @@ class RemoteRolloutAdapter:
             idle_s=settings.idle_timeout_s,
         )
         self._gateway = gateway
-        self.trainer = TrainerSide(self.policy_of, rules, sink=self, log=RolloutLog(gateway, rules.keep_ended_s))
+        self.trainer = TrainerSide(self.policy_of, limits, sink=self, log=RolloutLog(gateway, limits.keep_ended_s))
 
     def mount(self, app: web.Application) -> None:
         """Adds all routes of the protocol but ``/v1/chat/completions``, which the gateway already serves."""
@@ -47,23 +47,23 @@ class RemoteRolloutAdapter:
         except RolloutBufferError as error:
             return error_response(error)
 
-    async def policy_of(self, session: OpenBody) -> Policy:
-        """Returns engine and tokenizer of the session's job.
+    async def policy_of(self, opening: OpenBody) -> Policy:
+        """Returns engine and tokenizer of the job that the opening of a session names.
 
         Raises:
-            InvalidPayloadError: the session names no job, or a tokenizer that is not the job's.
+            InvalidPayloadError: the opening names no job, or a tokenizer that is not the job's.
             ConflictError: the job takes no sessions, or has no such instance.
         """
-        if session.job_id is None:
+        if opening.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
-        job = await self._gateway.stored(self._gateway.buffer.job, session.job_id)
+        job = await self._gateway.stored(self._gateway.buffer.job, opening.job_id)
         if job.has_runner:
             raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
-        if session.instance_id is not None:
-            await self._gateway.stored(self._gateway.buffer.check_instance, job, session.instance_id)
+        if opening.instance_id is not None:
+            await self._gateway.stored(self._gateway.buffer.check_instance, job, opening.instance_id)
         backend = await self._gateway.backends.open(job)
         path = str(job.settings.tokenizer_path)
-        if session.tokenizer_name not in (None, path):
+        if opening.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")
         return Policy(engine=backend.engine, tokens=backend.chat_for(None))
 
@@ -73,8 +73,8 @@ class RemoteRolloutAdapter:
         Raises:
             RolloutBufferError: the trajectories were refused, or cannot be written now.
         """
-        read = [decode_written_item(dict(item)) for item in items]
-        job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, read)
+        decoded = [decode_written_item(dict(item)) for item in items]
+        job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, decoded)
         return {
             "job_id": job.job_id,
             "results": [{"uid": result.uid, "status": result.status} for result in results],

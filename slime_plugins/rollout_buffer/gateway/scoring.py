@@ -30,18 +30,18 @@ class Scorer:
 
         Raises:
             InvalidPayloadError: the host is not allowed.
-            UnavailableError: there is no valid reply with a finite ``reward`` and lists of turn rewards. The caller
-                checks whether these fit the turns.
+            UnavailableError: the callback does not answer with a finite ``reward`` and, if it sends rewards of turns or
+                tokens, lists. The caller checks whether the lists fit the turns.
         """
         self._check(asked.url)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
-            content = orjson.dumps(asked.body, option=orjson.OPT_NON_STR_KEYS)
+            body = orjson.dumps(asked.body, option=orjson.OPT_NON_STR_KEYS)
             headers = {"Content-Type": "application/json"}
-            async with self._session.post(asked.url, data=content, headers=headers, allow_redirects=False) as response:
-                answer = await _limited(response)
-                return _read(response.status, answer)
+            async with self._session.post(asked.url, data=body, headers=headers, allow_redirects=False) as response:
+                content = await _read_limited(response)
+                return _rewards_of(response.status, content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _failed(f"cannot be reached ({network_reason(error)})") from error
 
@@ -56,8 +56,8 @@ class Scorer:
             raise InvalidPayloadError(f"scoring_url: {host[:200]}:{port} is not allowed; see --scoring-host")
 
 
-async def _limited(response: aiohttp.ClientResponse) -> bytes:
-    """Returns a reply's body, truncated one byte above the limit."""
+async def _read_limited(response: aiohttp.ClientResponse) -> bytes:
+    """Returns a reply's body. A result above ``MAX_REPLY_BYTES`` is only the beginning of a body that is too large."""
     content = b""
     async for piece in response.content.iter_chunked(64 * 1024):
         content += piece
@@ -66,7 +66,7 @@ async def _limited(response: aiohttp.ClientResponse) -> bytes:
     return content
 
 
-def _read(status: int, content: bytes) -> Rewards:
+def _rewards_of(status: int, content: bytes) -> Rewards:
     if status != 200 or len(content) > MAX_REPLY_BYTES:
         raise _failed(f"answered {status} with {len(content)} bytes")
     try:
@@ -84,7 +84,7 @@ def _read(status: int, content: bytes) -> Rewards:
     turn_rewards, token_rewards = answer.get("turn_rewards"), answer.get("token_rewards")
     for name, rewards in (("turn_rewards", turn_rewards), ("token_rewards", token_rewards)):
         if not isinstance(rewards, list | None):
-            raise _failed(f"answered with {name} that are no list: one number for each turn")
+            raise _failed(f"answered with {name} that are no list with one entry for each turn")
     return Rewards(reward=number, turn_rewards=turn_rewards, token_rewards=token_rewards, extra_info=extra_info)
 
 

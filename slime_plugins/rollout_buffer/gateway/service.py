@@ -1,8 +1,8 @@
 """The gateway without HTTP: opens sessions, samples and stores their turns, closes them.
 
-Sessions are handled on the event loop, the store in threads. A turn is stored before it is answered; any process of the
-gateway continues the session from there (see ``session_registry``). A session is trained as a whole with its reward, or
-not at all.
+Sessions live on the event loop; calls of the store run in threads. A turn is stored before it is answered. Any process
+of the gateway continues a session from its stored turns (see ``session_registry``). A session is trained as a whole
+with its reward, or not at all.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, V
 from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.state.item_writes import check_reward
+from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import (
     AttemptState,
@@ -67,9 +68,13 @@ from slime_plugins.rollout_buffer.types import (
 )
 
 CLOSE_FULL_GROUPS_INTERVAL_S = 5.0
+"""Interval of the search for full groups that are still open because the process that filled them died."""
 LOAD_TIMEOUT_S = 30.0
+"""How long a start waits for the tokenizers of open sessions."""
 MODEL_NAME = "policy"
+"""Name of the model in replies to requests that name none."""
 ABANDONED = "session_abandoned"
+"""Error code of the attempt of an abandoned session."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,10 +102,10 @@ class TurnRequest:
         """A digest of the inputs of the prompt other than messages."""
         return digest([self.body.offered_tools, self.body.chat_template_kwargs or {}])
 
-    def digest(self) -> bytes:
+    def request_digest(self) -> bytes:
         """Returns a digest that a repetition of the request shares."""
         fields = self.body.model_dump(exclude={"tools", "stream", "stream_options"}, exclude_none=True)
-        return digest([self.key.hex(), fields, [one.hex() for one in self.conversation.digests]])
+        return digest([self.key.hex(), fields, [each.hex() for each in self.conversation.digests]])
 
 
 class Gateway:
@@ -120,27 +125,28 @@ class Gateway:
         self._beat_at = -math.inf
 
     async def start(self) -> None:
-        """Stores that this process runs, and starts the background loop, which expires sessions.
+        """Stores a heartbeat, loads the tokenizers of open sessions, and starts the background loop, which expires
+        sessions.
 
-        Before that it loads the tokenizers of open sessions. The port is served only afterwards; until then other
-        processes take the connections, or the connections wait.
+        The port is served only after this call. Until then other processes take the connections, or they wait.
         """
-        with contextlib.suppress(RolloutBufferError):  # the loop does it again
+        with contextlib.suppress(RolloutBufferError):  # the background loop sends heartbeats, too
             await self.registry.beat()
-        with contextlib.suppress(RolloutBufferError):  # the loop does it again
-            with_sessions = {one.uid.job_key for one in (await self.stored(self.claims.open_sessions)).values()}
+        with contextlib.suppress(RolloutBufferError):  # the background loop opens backends, too
+            sessions = await self.stored(self.claims.open_sessions)
             jobs = await self.stored(self.buffer.unfinished_jobs)
-            await self._open_backends(jobs, with_sessions, LOAD_TIMEOUT_S)
+            await self._open_backends(jobs, _job_keys(sessions), LOAD_TIMEOUT_S)
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
-    async def _open_backends(self, jobs: Iterable[JobRecord], with_sessions: Set[int], timeout_s: float) -> None:
-        """Opens the backends of jobs before a turn needs them: any process may sample the next turn of a session.
+    async def _open_backends(self, jobs: Iterable[JobRecord], job_keys: Set[int], timeout_s: float) -> None:
+        """Opens the backends of those jobs whose key is in ``job_keys``, before a turn needs them.
 
-        A tokenizer that takes longer than ``timeout_s`` continues to load.
+        Any process may have to sample the next turn of a session. A tokenizer that takes longer than ``timeout_s``
+        continues to load.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.backends.open_ahead(job for job in jobs if job.key in with_sessions)
+                await self.backends.open_ahead(job for job in jobs if job.key in job_keys)
 
     async def stop(self) -> None:
         """Closes the engines. Sessions stay open for the next process."""
@@ -161,7 +167,7 @@ class Gateway:
         """
         job = await self.stored(self.buffer.job, body.job_id)
         matching = MessageMatching.STRICT
-        if not job.has_runner:
+        if not job.has_runner:  # ``SlotClaims.claim`` refuses a job with a runner
             matching = (await self.backends.open(job)).matching
         claim = await self.turns.commit(
             lambda connection: self.claims.claim(
@@ -183,7 +189,7 @@ class Gateway:
 
         Raises:
             GoneError: the session was given up or has expired, without a reward.
-            ConflictError: the engine failed its last turn, and the body names no outcome.
+            ConflictError: the engine failed at its last turn, and the body names no outcome.
             RequestError: the session has no turns, the scoring callback is not allowed, or the reward is outside of the
                 job's ``reward_range``.
             UnavailableError, StorageFullError: the session stays open; close it again.
@@ -196,45 +202,45 @@ class Gateway:
             if ended is not None:
                 return _closed_before(ended)
             await self.registry.learn_sent(session)
-            if not session.recording.turns:
+            if session.recording.num_turns == 0:
                 raise RequestError(f"session {session_id} has no turn to train: abandon it, which opens its slot again")
             if session.engine_failure is not None and body.outcome is None:
                 raise ConflictError(
                     f"the last turn of session {session_id} got no answer: {session.engine_failure}. Its reward would "
                     "not measure the policy: repeat the turn, abandon the session, or close it with an outcome"
                 )
-            scored_turns = session.recording.last_number
+            last_scored = session.recording.last_number
             if body.scoring_url is not None:
                 content = {**self.describe(session), "messages": list(session.view.messages)}
                 rewards = await score(ScoringRequest(url=body.scoring_url, body=content))
-            elif body.reward is not None:
-                rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             else:
-                raise InvalidPayloadError("reward is missing")
+                assert body.reward is not None  # ``CloseBody`` has either a reward or a scoring_url
+                rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             job = await self.stored(self.buffer.job_by_key, session.claim.job.key)
             check_reward(job, session.name, rewards.reward)
-            return await self._finish(session, body, rewards, scored_turns)
+            return await self._finish(session, body, rewards, last_scored)
 
-    async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, scored_turns: int) -> dict[str, Any]:
+    async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, last_scored: int) -> dict[str, Any]:
+        """Ends the session and stores its trajectory; returns the reply. After an error the session is open again."""
         session.end("is being closed")
         try:
             async with session.writing:
-                if body.scoring_url is not None and session.recording.last_number != scored_turns:
+                if body.scoring_url is not None and session.recording.last_number != last_scored:
                     raise UnavailableError("a turn was sampled while the session was scored: close it again")
                 status = await self._store_trajectory(session, body, rewards)
         except StaleAttemptError as error:
             self.registry.remove(session)
             raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
         except BaseException:  # also when the client disconnects
-            session.ended = None  # it can be closed again, and sampled
-            session.was_used = True
+            session.ended = None
+            session.was_used = True  # its idle timeout begins again
             raise
         self.registry.remove(session)
         return {
             "session_id": session.name,
             "status": status,
             "reward": rewards.reward,
-            "turns": session.recording.turns,
+            "turns": session.recording.num_turns,
             "branches": session.recording.branches(),
         }
 
@@ -248,6 +254,7 @@ class Gateway:
             try:
                 return await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
             except UnavailableError:
+                # If another process has added turns, the trajectory is made again with them; a score cannot cover them.
                 if body.scoring_url is not None or not (await self.registry.read_new(session)).rows:
                     raise
 
@@ -257,17 +264,15 @@ class Gateway:
         Raises:
             GoneError: the session was closed with a reward.
         """
-        found = await self.registry.find(session_id)
-        if isinstance(found, Session):
-            async with found.closing:
-                ended = await self.registry.refresh(found)
-                if ended is None:
-                    await self.registry.give_up(found, ABANDONED, f"was abandoned: {reason}", given_up=False)
-                    return {"session_id": session_id, "status": "failed"}
-            found = ended
-        if found.state is AttemptState.FINISHED:
-            raise gone(found)
-        return {"session_id": session_id, "status": found.state}
+        session = await self.registry.find(session_id)
+        if isinstance(session, EndedClaim):
+            return _abandoned_before(session)
+        async with session.closing:
+            ended = await self.registry.refresh(session)
+            if ended is not None:
+                return _abandoned_before(ended)
+            await self.registry.end_without_reward(session, ABANDONED, f"was abandoned: {reason}", given_up=False)
+        return {"session_id": session_id, "status": AttemptState.FAILED}
 
     def describe(self, session: Session) -> dict[str, Any]:
         """Returns the state of an open session."""
@@ -281,7 +286,7 @@ class Gateway:
             "slot": claim.slot,
             "attempt": claim.attempt,
             "state": "open",
-            "ids": recording.ids,
+            "ids": recording.num_ids,
             **recording.describe(),
             "idle_timeout_s": claim.idle_timeout_s,
         }
@@ -294,38 +299,59 @@ class Gateway:
         ``emit`` gets the beginning of the reply and then its pieces: while they are sampled if the engine streams,
         otherwise once the turn is stored.
 
-        The caller calls the registry's ``note_sent`` once it has delivered the answer, or cannot: a turn that never
+        The caller calls the registry's ``note_sent`` once it has delivered the answer, or failed to: a turn that never
         reached its client is not trained.
 
         Raises:
             RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
             EngineError: the engine refused the request or is unreachable.
+            UnavailableError, StorageFullError: the turn cannot be stored.
         """
         session, body, is_retry = asked.session, asked.body, asked.is_retry
         backend = await self.backends.open(session.claim.job)
-        chat, request = _chat_of(backend, body), asked.digest()
-        while is_retry and (other := session.answering.get(request)) is not None:
-            await asyncio.wait([other])
+        chat, request = _chat_of(backend, body), asked.request_digest()
+        while is_retry and (first_answer := session.answering.get(request)) is not None:
+            await asyncio.wait([first_answer])  # the retry gets the turn that is being sampled for its request
         turn = session.recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
         is_emitted = False
         if turn is None:
-            with session.answers(request):
+            with session.mark_answering(request):
                 session.recording.forget(request)
                 await self._check_limits(session, backend)
                 turn, is_emitted = await self._sample_turn(asked, backend, chat, request, emit)
-        if turn.sent is False or turn.writer != self.registry.writer:  # stored as sent before it is answered again
+        if turn.sent is False or turn.writer != self.registry.writer:
+            # An earlier turn is answered again: before its reply can reach the client, all processes must know it.
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         if emit is not None and not is_emitted:
+            # The prompt of an earlier turn is not counted again: the end of the reply has the number of its tokens.
             emit(self._begun(session, body, turn.name, 0))
             for piece in pieces_of(turn.message):
                 emit(piece)
         return Answer(turn=turn, reply=_reply(session, body, turn, chat))
 
+    async def _check_limits(self, session: Session, backend: JobBackend) -> None:
+        recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
+        content_bytes = session.image_bytes + recording.record_bytes
+        for stop_reason, count, limit, what in (
+            (StopReason.MAX_TURNS, recording.num_turns, backend.max_turns or settings.max_turns, "turns"),
+            (too_long, recording.num_ids, backend.max_tokens_total or settings.max_session_ids, "token ids"),
+            (too_long, content_bytes, settings.max_session_image_bytes, "bytes of images and token records"),
+        ):
+            if count >= limit:
+                await self.registry.refuse(session, engine_failure=session.engine_failure, limit=stop_reason)
+                raise GoneError(
+                    f"session {session.name} has {count} {what}, {limit} is the limit: close it",
+                    {"stop_reason": stop_reason},
+                )
+
     async def _sample_turn(
         self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, emit: Listener | None
     ) -> tuple[Turn, bool]:
-        """Samples and stores a turn. Returns it and True, or the turn that another process stored meanwhile and
-        False."""
+        """Samples, stores and emits a turn; returns it and True.
+
+        If another process has answered the request meanwhile, returns that process's turn, which is not emitted, and
+        False.
+        """
         session, body, name = asked.session, asked.body, reply_name()
         prompt = await self._prompt(asked, chat)
         begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
@@ -351,8 +377,7 @@ class Gateway:
         )
         own.writer = self.registry.writer
         view = View((*asked.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)
-        is_continued = bool(sampled.breaks)  # ``sglang_protocol.can_be_continued`` decides
-        turn = await self._store_turn(asked, own, view, is_continued=is_continued)
+        turn = await self._store_turn(asked, own, view, is_continued=sampled.breaks > 0)
         if turn is own:
             stream.emit_rest()
         elif stream.has_emitted:
@@ -368,7 +393,7 @@ class Gateway:
         return prompt
 
     def _begun(self, session: Session, body: ChatBody, name: str, prompt_tokens: int) -> ChatReply:
-        """Returns the reply to a request as it begins."""
+        """Returns a reply as it begins, without a message."""
         return ChatReply(
             name=f"{session.name}-{name}",
             created=int(self.buffer.clock()),
@@ -379,33 +404,19 @@ class Gateway:
             weight_version=None,
         )
 
-    async def _check_limits(self, session: Session, backend: JobBackend) -> None:
-        recording, settings, too_long = session.recording, self.settings, StopReason.MAX_CONTEXT
-        content_bytes = session.image_bytes + recording.record_bytes
-        for stop_reason, count, limit, what in (
-            (StopReason.MAX_TURNS, recording.turns, backend.max_turns or settings.max_turns, "turns"),
-            (too_long, recording.ids, backend.max_tokens_total or settings.max_session_ids, "token ids"),
-            (too_long, content_bytes, settings.max_session_image_bytes, "bytes of images and token records"),
-        ):
-            if count >= limit:
-                await self.registry.refuse(session, engine_failure=session.engine_failure, limit=stop_reason)
-                raise GoneError(
-                    f"session {session.name} has {count} {what}, {limit} is the limit: close it",
-                    {"stop_reason": stop_reason},
-                )
-
     async def _sampled(self, session: Session, backend: JobBackend, request: GenerateRequest) -> GenerateReply:
         """Samples a turn; records in the session whether the engine failed.
 
-        A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. A refusal
-        of the request itself, such as a prompt that is too long, counts as a failure of the episode.
+        A harness that scores every ended episode would otherwise turn an engine failure into a reward of 0. If the
+        engine refused the request itself, whose prompt may be too long, the error has its HTTP status: this counts as a
+        failure of the episode.
         """
         try:
             sampled = await session.run(backend.engine.generate(request))
         except EngineError as error:
             await self.registry.refuse(session, engine_failure=None if "status" in error.detail else error.message)
             raise
-        except asyncio.CancelledError:
+        except asyncio.CancelledError:  # the client may have left because the engine did not answer
             if backend.trouble is not None:
                 await self.registry.refuse(session, engine_failure=backend.trouble)
             raise
@@ -413,7 +424,7 @@ class Gateway:
         return sampled
 
     async def _store_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
-        """Stores and records a turn; if its client disconnects meanwhile, as a turn that was not sent."""
+        """Stores a turn, as ``_write_turn``. If the client disconnects meanwhile, notes that the turn was not sent."""
         storing = asyncio.create_task(self._write_turn(asked, turn, view, is_continued=is_continued))
         try:
             return await asyncio.shield(storing)
@@ -422,6 +433,40 @@ class Gateway:
             if storing.exception() is None and storing.result() is turn:
                 self.registry.note_sent(asked.session, turn, sent=False)
             raise
+
+    async def _write_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
+        """Stores and records a turn with the next number; returns it.
+
+        If another process has stored turns meanwhile, the turn gets the number after theirs. But if this is a retry of
+        a request that one of those turns answers, that turn is returned and nothing is stored.
+
+        Raises:
+            GoneError: the session has ended.
+            UnavailableError, StorageFullError: the turn cannot be stored.
+        """
+        session = asked.session
+        async with session.writing:
+            while True:
+                session.check_open()
+                assert session.turns is not None
+                turn.number = session.recording.last_number + 1
+                new_images = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
+                await self.registry.load_images(session, new_images)
+                payloads = {sha256: session.images[sha256].data for sha256 in new_images}
+                records = turn.sampled.records.values()
+                payloads |= {record.sha256: record.data for record in records if record.data is not None}
+                row = encode_turn(turn, view, session.view)
+                written = WrittenTurn(claim=session.claim, row=row, payloads=payloads, is_continued=is_continued)
+                if await self.turns.write(written):
+                    session.turns.add(turn, view)
+                    session.stored_images |= new_images
+                    return turn
+                if not (await self.registry.read_new(session)).rows:
+                    await self.registry.end(session)
+                    session.check_open()
+                    raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
+                if asked.is_retry and (stored := session.recording.latest(turn.request)) is not None:
+                    return stored
 
     async def count_tokens(self, asked: TurnRequest) -> int:
         """Returns the number of prompt tokens of a request, which is not sampled.
@@ -433,52 +478,20 @@ class Gateway:
         prompt = await self._prompt(asked, _chat_of(backend, asked.body))
         return _prompt_tokens(asked.session, backend, prompt)
 
-    async def messages_of_previous_turn(self, session: Session, session_id: str, turn: str) -> Sequence[Message]:
+    async def messages_of_previous_turn(self, session: Session, session_id: str, turn_name: str) -> Sequence[Message]:
         """Returns the messages of a stored turn, its reply last.
 
         Raises:
-            InvalidPayloadError: the session has no such turn.
+            InvalidPayloadError: ``session_id`` names another session, or the session has no such turn.
         """
-        if (session_id, turn) == (session.name, session.view.turn):
+        if (session_id, turn_name) == (session.name, session.view.turn):
             return session.view.messages
         rows = [] if session_id != session.name else (await self.stored(self.turns.read, session.claim)).rows
-        found = SessionTurns()
+        replayed = SessionTurns()
         for row in rows:
-            if replay([row], found).view.turn == turn:
-                return found.view.messages
+            if replay([row], replayed).view.turn == turn_name:
+                return replayed.view.messages
         raise wrong_field("previous_response_id", "names no response of this session")
-
-    async def _write_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
-        """Stores a turn with the next number and returns it.
-
-        If another process has stored turns meanwhile, the turn gets the number after theirs. But if this is a retry of
-        a request that one of those turns answers, that turn is returned and nothing is stored.
-
-        Raises:
-            GoneError: the session has ended.
-        """
-        session = asked.session
-        async with session.writing:
-            while True:
-                session.check_open()
-                assert session.turns is not None
-                turn.number = session.recording.last_number + 1
-                shown = {*image_hashes_of(view.messages), *turn.images} - session.stored_images
-                await self.registry.load_images(session, shown)
-                payloads = {sha256: session.images[sha256].data for sha256 in shown}
-                payloads |= {one.sha256: one.data for one in turn.sampled.records.values() if one.data is not None}
-                row = encode_turn(turn, view, session.view)
-                written = WrittenTurn(claim=session.claim, row=row, payloads=payloads, is_continued=is_continued)
-                if await self.turns.write(written):
-                    session.turns.add(turn, view)
-                    session.stored_images |= shown
-                    return turn
-                if not (await self.registry.read_new(session)).rows:
-                    await self.registry.end(session)
-                    session.check_open()
-                    raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
-                if asked.is_retry and (stored := session.recording.latest(turn.request)) is not None:
-                    return stored
 
     # --- maintenance in the background --------------------------------------------------------------------------------
 
@@ -494,8 +507,9 @@ class Gateway:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Ends sessions that are over, and stores the state of this process and of the engines."""
-        open_now = await self.registry.reconcile()
+        """Ends expired sessions and those of closed groups; stores the state of this process and of the engines; opens
+        the backends of jobs with sessions, closes unused ones; closes full groups."""
+        sessions = await self.registry.reconcile()
         now = time.monotonic()
         if now - self._beat_at > GATEWAY.beats_every_s:
             await self.registry.beat()
@@ -503,23 +517,40 @@ class Gateway:
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
-        for job_key, report in self.backends.due_reports().items():
-            await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
-        for job_key, findings in self.backends.new_prompt_findings().items():
-            await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
-        with_sessions = {one.uid.job_key for one in open_now.values()}
-        await self.backends.keep_only(jobs.keys() | with_sessions)
+        for job_key, backend in self.backends.opened().items():
+            await self._store_engine_state(job_key, backend)
+        job_keys = _job_keys(sessions)
+        await self.backends.keep_only(jobs.keys() | job_keys)
         # Heartbeats and idle timeouts must not wait for a tokenizer.
-        await self._open_backends(jobs.values(), with_sessions, RECONCILE_INTERVAL_S)
+        await self._open_backends(jobs.values(), job_keys, RECONCILE_INTERVAL_S)
         if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
             self._closed_full_groups_at = now
             await self.stored(self.claims.close_all_full_groups)
 
+    async def _store_engine_state(self, job_key: int, backend: JobBackend) -> None:
+        if (report := backend.due_report()) is not None:
+            await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
+        if (findings := backend.new_prompt_findings()) is not None:
+            await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
+            backend.stored_prompt_findings = findings  # only now: a failed write is repeated
+
+
+def _job_keys(sessions: Mapping[str, OpenSession]) -> set[int]:
+    return {session.uid.job_key for session in sessions.values()}
+
 
 def _closed_before(ended: EndedClaim) -> dict[str, Any]:
+    """Returns the reply to a request to close a session that has ended."""
     if ended.state is not AttemptState.FINISHED:
         raise gone(ended)
     return {"session_id": ended.uid, "status": WriteStatus.DUPLICATE, "reward": ended.reward}
+
+
+def _abandoned_before(ended: EndedClaim) -> dict[str, Any]:
+    """Returns the reply to a request to abandon a session that has ended."""
+    if ended.state is AttemptState.FINISHED:
+        raise gone(ended)
+    return {"session_id": ended.uid, "status": ended.state}
 
 
 def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
@@ -530,6 +561,7 @@ def _chat_of(backend: JobBackend, body: ChatBody) -> ChatTokens:
 
 
 def _prompt_tokens(session: Session, backend: JobBackend, prompt: Prompt) -> int:
+    """Returns the number of prompt tokens after each image's placeholder was replaced by the tokens of the image."""
     return len(prompt.ids) + sum(backend.tokens_of_image(session.images[sha256]) - 1 for sha256 in prompt.images)
 
 
@@ -546,18 +578,19 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
     sampled = turn.sampled
     calls = turn.message.get("tool_calls") or ()
     stop = first_stop(chat.text(sampled.output_ids), body.stops) if body.stops else None
+    # Arguments that are still a string are no JSON object: the stop sequence was inside the call.
     is_cut = stop is not None and any(isinstance(call["function"]["arguments"], str) for call in calls)
     is_calling = bool(calls) and not is_cut and sampled.finish_reason == "stop"
-    count = len(sampled.output_ids)
-    sent = sum(one.own_length for one in turn.path()) - count
-    prompt_tokens = sent if sampled.prompt_tokens is None else sampled.prompt_tokens
+    num_sampled = len(sampled.output_ids)
+    num_prompt_ids = sum(each.own_length for each in turn.path()) - num_sampled
+    prompt_tokens = num_prompt_ids if sampled.prompt_tokens is None else sampled.prompt_tokens
     return ChatReply(
         name=f"{session.name}-{turn.name}",
         created=int(turn.created),
         model=body.model or MODEL_NAME,
         message=turn.message,
         finish_reason="tool_calls" if is_calling else sampled.finish_reason,
-        usage=_usage(prompt_tokens, count, sampled.cached_tokens or 0),
+        usage=_usage(prompt_tokens, num_sampled, sampled.cached_tokens or 0),
         weight_version=sampled.weight_version,
         stop=stop,
         log_probs=_log_probs(sampled, chat) if body.logprobs else None,

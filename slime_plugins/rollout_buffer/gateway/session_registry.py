@@ -36,8 +36,8 @@ from slime_plugins.rollout_buffer.types import Image, StopReason
 RECONCILE_INTERVAL_S = 1.0
 MAX_TOUCH_INTERVAL_S = 5.0
 """Maximum time between two touches of a session in use; there are at least four in its idle timeout."""
-EXPIRED = "session_expired"
-GROUP_CLOSED = "group_closed"
+EXPIRED, GROUP_CLOSED = "session_expired", "group_closed"
+"""Error codes of attempts whose session has expired, or whose group was closed before."""
 STORE_THREADS = 4
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class SessionRegistry:
     # --- what other processes did -------------------------------------------------------------------------------------
 
     async def refresh(self, session: Session) -> EndedClaim | None:
-        """Reads what other processes stored of a session; returns how it ended, None if it is still open."""
+        """Reads what other processes stored of a session; returns how the session ended, None if it is still open."""
         async with session.writing:
             found = await self.read_new(session)
         return None if found.takes_turns else await self.end(session)
@@ -122,7 +122,8 @@ class SessionRegistry:
         """Adds the turns that others have stored, and returns them; the caller holds ``writing``."""
         known = session.turns
         after = 0 if known is None else known.recording.last_number
-        await asyncio.shield(asyncio.gather(*self._notes))  # one client that leaves cancels no session's notes
+        # Our own notes must be in the store first. The shield keeps them if the client of this request disconnects.
+        await asyncio.shield(asyncio.gather(*self._notes))
         found = await self.stored(partial(self.turns.read, session.claim, after=after))
         session.refusal = None if found.refusal is None else Refusal.decode(found.refusal)
         if known is None:
@@ -145,7 +146,7 @@ class SessionRegistry:
             why = await self.stored(self.claims.why_group_closed, session.claim)
             if not why:
                 return None
-            await self.give_up(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
+            await self.end_without_reward(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
             ended = await self.stored(self.claims.find, session.name)
         if not isinstance(ended, EndedClaim):
             return None
@@ -154,10 +155,10 @@ class SessionRegistry:
         return ended
 
     async def unsent(self, session: Session, request: bytes) -> Turn | None:
-        """Returns another process's answer to a request if it did not reach the client: that process stored so, or
-        died.
+        """Returns another process's answer to a request if it did not reach the client: the other process has stored
+        this, or died before it stored whether it did.
 
-        While that process lives and still sends the answer, this is unknown; the request then asks for another sample.
+        While the other process lives and has stored neither, the request counts as asking for another sample.
         """
         turn = session.recording.latest(request)
         if turn is None or turn.sent is not None or turn.writer == self.writer:
@@ -245,30 +246,31 @@ class SessionRegistry:
         for session in tuple(self._sessions.values()):
             if session.name not in open_now and not session.closing.locked():
                 await self.refresh(session)
-        for session_id, one in open_now.items():
+        for session_id, stored in open_now.items():
             known = self._sessions.get(session_id)
             if known is not None and known.closing.locked():
                 continue
-            expired = self._expiry(one, known, now)
-            if not one.takes_turns or expired:
+            expired = self._expiry(stored, known, now)
+            if not stored.takes_turns or expired:
                 found = await self.find(session_id)
-                if isinstance(found, Session) and one.takes_turns:
-                    await self.give_up(found, EXPIRED, f"has expired: {expired}", given_up=False)
+                if isinstance(found, Session) and stored.takes_turns:
+                    await self.end_without_reward(found, EXPIRED, f"has expired: {expired}", given_up=False)
                 elif isinstance(found, Session):
                     await self.end(found)
         return open_now
 
-    def _expiry(self, one: OpenSession, known: Session | None, now: float) -> str:
+    def _expiry(self, stored: OpenSession, known: Session | None, now: float) -> str:
         """Returns why a session expires now; empty if it does not."""
-        if now - one.started_at > self._settings.session_timeout_s:
+        if now - stored.started_at > self._settings.session_timeout_s:
             return f"it was open for more than {self._settings.session_timeout_s:g} s"
         # Another process may be about to touch the session.
-        grace_s = _touch_interval_s(one.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
-        idle_s = one.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
-        is_idle = now - one.used_at > idle_s and not (known is not None and known.is_in_use)
+        grace_s = _touch_interval_s(stored.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
+        idle_s = stored.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
+        is_idle = now - stored.used_at > idle_s and not (known is not None and known.is_in_use)
         return "no request for too long" if is_idle else ""
 
     async def _touch(self) -> None:
+        """Stores that the sessions that this process uses are in use."""
         now = self._buffer.clock()
         due = [
             session
@@ -280,13 +282,16 @@ class SessionRegistry:
             for session in due:
                 session.was_used, session.touched_at = False, touched_at
 
-    async def give_up(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
-        """Ends a session without a reward and opens its slot again."""
+    async def end_without_reward(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
+        """Ends a session without a reward and opens its slot again.
+
+        With ``given_up`` the attempt was stopped by us, and does not count towards ``max_attempts``.
+        """
         session.end(why)
         self.remove(session)
         logger.info("session %s %s (%s)", session.name, why, code, extra=log_fields(session))
         if session.turns is None:
-            with contextlib.suppress(RolloutBufferError):  # only the transcript is missing
+            with contextlib.suppress(RolloutBufferError):  # without its turns, only the transcript is missing
                 async with session.writing:
                     await self.read_new(session)
         try:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import secrets
-import tempfile
 from collections.abc import Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +24,12 @@ from slime_plugins.rollout_buffer.errors import GoneError, PayloadTooLargeError,
 from slime_plugins.rollout_buffer.gateway.slot_claims import SlotClaim
 from slime_plugins.rollout_buffer.recording.turn_encoding import SessionTurns, View
 from slime_plugins.rollout_buffer.recording.turns import Recording
+from slime_plugins.rollout_buffer.storage.data_dir import open_lock_file
 from slime_plugins.rollout_buffer.types import Image, StopReason
 
 KEY_PREFIX = "sk-rollout-"
 MAC_CHARACTERS = 32
+"""Hexadecimal digits of the HMAC that a key holds."""
 
 Result = TypeVar("Result")
 
@@ -41,14 +43,13 @@ class SessionKeys:
     @classmethod
     def load(cls, data_dir: Path) -> SessionKeys:
         """Reads the secret of a data directory; creates it on first use."""
-        path = data_dir / "gateway_secret"
-        if not path.exists():
-            with tempfile.NamedTemporaryFile("w", dir=data_dir) as file:
-                file.write(secrets.token_hex(32))
-                file.flush()
-                with contextlib.suppress(FileExistsError):  # another process was first
-                    os.link(file.name, path)
-        return cls(path.read_bytes())
+        with os.fdopen(open_lock_file(data_dir / "gateway_secret"), "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed: processes that start at once share one secret
+            secret = file.read()
+            if not secret:
+                secret = secrets.token_hex(32).encode()
+                file.write(secret)
+        return cls(secret)
 
     def key_of(self, session_id: str) -> str:
         return f"{KEY_PREFIX}{session_id}-{self._mac(session_id)}"
@@ -73,7 +74,10 @@ class SessionKeys:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """Why a request got no turn. ``engine_failure`` is void once a turn with a number above ``after`` is stored."""
+    """Why a request got no turn: the failure of the engine, or the limit that the session has reached.
+
+    ``engine_failure`` is void once a turn with a number above ``after`` is stored.
+    """
 
     after: int
     engine_failure: str | None = None
@@ -108,9 +112,11 @@ class Session:
     refusal: Refusal | None = None
     """Refusal of the latest request; None if the request got its turn."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while the session is closed or abandoned."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn is stored, or the stored turns are read."""
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Parts of turns, cancelled when the session ends."""
     answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
     """By request digest, the turns that this process samples now."""
     name: str = field(init=False)
@@ -184,8 +190,8 @@ class Session:
         return result
 
     @contextlib.contextmanager
-    def answers(self, request: bytes) -> Iterator[None]:
-        """Marks a request as being sampled, for the time of the context."""
+    def mark_answering(self, request: bytes) -> Iterator[None]:
+        """Marks the request with this digest as being sampled, for the time of the context."""
         sampled = self.answering[request] = asyncio.get_running_loop().create_future()
         try:
             yield

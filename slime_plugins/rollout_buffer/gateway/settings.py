@@ -35,9 +35,9 @@ class GatewaySettings(ListenerSettings):
     workers: int = Field(default=1, ge=1, le=64, description="Processes that serve the address.")
     max_sessions: int = Field(default=4096, ge=1, description="Sessions that may be open at once.")
     idle_timeout_s: float = Field(
-        default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a turn after which one expires."
+        default=DEFAULT_IDLE_TIMEOUT_S, gt=0, description="Seconds without a turn before sessions expire."
     )
-    session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that one may live.")
+    session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that sessions may live.")
     max_body_bytes: int = Field(default=MAX_TURN_BYTES, ge=1024, description="Largest request body.")
     max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")
     max_turns: int = Field(default=2000, ge=1)
@@ -48,6 +48,7 @@ class GatewaySettings(ListenerSettings):
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds within which a request's body must arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds within which a scoring callback must answer."""
 
     @field_validator("scoring_hosts")
     @classmethod

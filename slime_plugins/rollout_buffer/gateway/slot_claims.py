@@ -1,7 +1,7 @@
 """Claims of slots of ``external`` jobs by third-party agents.
 
-A claim is an attempt like a runner's: its number fences late results; a failed one has no reward, and its slot can be
-claimed again until it has failed ``max_attempts`` times. Claims outlive the process that made them.
+A claim is an attempt, as those of a runner: its number fences late results. A failed claim has no reward; its slot can
+be claimed again until ``max_attempts`` claims of the slot have failed. Claims outlive the process that made them.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ class SlotClaims:
     def open_sessions(self) -> dict[str, OpenSession]:
         """Returns the sessions that have not ended, of all processes, by id."""
         with self._buffer.store.read_one() as connection:
-            return {str(one.uid): one for one in attempt_rows.open_sessions(connection)}
+            return {str(session.uid): session for session in attempt_rows.open_sessions(connection)}
 
     def count_open(self) -> int:
         with self._buffer.store.read_one() as connection:
             return attempt_rows.count_open_sessions(connection)
 
     def touch(self, claims: Sequence[SlotClaim]) -> float:
-        """Stores that sessions are in use, and returns the time."""
+        """Stores that sessions are in use; returns the stored time."""
         now = self._buffer.clock()
         with self._buffer.store.write() as connection:
             attempt_rows.touch(connection, [claim.attempt_key for claim in claims], now)
@@ -106,7 +106,7 @@ class SlotClaims:
     ) -> SlotClaim:
         """Claims the next open slot in input order, or the next open slot of an instance.
 
-        A job without input gets a new instance by its first claim, as by its first written item.
+        In a job without input, the first claim that names an instance creates it, as the first written item does.
 
         Raises:
             NotFoundError: there is no such job or instance.
@@ -226,8 +226,8 @@ def _is_full(connection: Connection, group: GroupRecord) -> bool:
     job = job_rows.get_job(connection, group.job_key)
     uses = attempt_rows.slot_uses(connection, group.key)
     limit = job.settings.max_attempts
-    spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
-    return trajectory_rows.count_members(connection, group.key) + spent >= job.group_size
+    num_spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
+    return trajectory_rows.count_members(connection, group.key) + num_spent >= job.group_size
 
 
 def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
@@ -273,6 +273,7 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
 
 
 def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterator[GroupRecord]:
+    """Yields the open groups of a job, or of one instance; inserts further groups while the caller asks for more."""
     if instance_id is None:
         if not job.has_input:
             raise ConflictError(f"job {job.job_id} has no input: name the instance with instance_id")

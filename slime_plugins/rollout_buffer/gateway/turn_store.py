@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class SmallWrite:
-    """A write of sessions that has rows only, no payload."""
+    """A write that has rows only, such as the claim of a session. Its length, the bytes of payloads, is 0."""
 
     work: Callable[[Connection], Any]
 
@@ -74,10 +74,10 @@ class TurnStore:
         return bool(await self._written(turn))
 
     async def commit(self, work: Callable[[Connection], Result]) -> Result:
-        """Runs work in the transaction of the turns that are stored at that time; on a full disk, in one of its own.
+        """Runs ``work`` in the transaction of the turns that are stored at that time; on a full disk, in its own.
 
         Raises:
-            Exception: any of ``work``, which is rolled back alone.
+            Exception: any that ``work`` raises; its changes are rolled back, those of the turns are not.
         """
         try:
             return cast(Result, await self._written(SmallWrite(work)))
@@ -117,11 +117,12 @@ class TurnStore:
             return turn_rows.sent_flags(connection, claim.attempt_key)
 
     def lives(self, writer: str) -> bool:
-        """Returns whether the gateway process with this token still runs."""
+        """Returns whether the gateway process with this name (``SessionRegistry.writer``) still runs."""
         with self._buffer.store.read_one() as connection:
             beats = [detail for _, detail in service_rows.heartbeats(connection, GATEWAY.name)]
         heartbeat = next((beat for beat in beats if beat.get("writer") == writer), None)
         status = None if heartbeat is None else process_status(heartbeat["pid"])
+        # Another process may have got the pid since; it started at another time.
         return heartbeat is not None and status is not None and status.lives and status.started == heartbeat["started"]
 
     def _write(self, writes: Sequence[WrittenTurn | SmallWrite]) -> list[Any]:

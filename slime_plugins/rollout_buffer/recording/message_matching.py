@@ -31,6 +31,7 @@ ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversatio
 """Reasons for a branch, besides a message part that differs: the request repeats an earlier one, shares no message with
 any recorded path, or has other tools."""
 OPTION = "message_matching"
+"""Name of the job's option with the rule."""
 THINK, THINK_END = "<think>", "</think>"
 
 NOTHING: frozenset[str] = frozenset()
@@ -56,9 +57,10 @@ class Fingerprint(NamedTuple):
     """The parts of a message that are compared. The fields before ``exact`` are those that ``differences`` names.
 
     ``exact`` covers the whole message, ``said`` the lines of its text in any order, without additions of clients,
-    ``loose_calls`` the tool calls without null arguments and with all values as text. ``text``, ``said`` and
-    ``is_empty`` are without ``inline``, the thoughts in the text. ``as_sent`` is how the text reads in a client's
-    history, with and without its thoughts, where it quotes ``</think>``.
+    ``loose_calls`` the tool calls without null arguments and with all values as text. ``inline`` covers the thoughts in
+    the text, which ``text``, ``said`` and ``is_empty`` leave out. If the text of a reply quotes ``</think>``, it reads
+    otherwise in a client's history, where the quote ends a thought: ``as_sent`` has the fingerprints of these
+    readings, with the reply's own thoughts and without.
     """
 
     role: str
@@ -85,7 +87,7 @@ class Fingerprint(NamedTuple):
         return found or frozenset({"form"})
 
     def read_as(self, held: Fingerprint) -> Fingerprint:
-        """Returns a message of a request, with marks in its text quoted as the recorded ``held`` quotes them."""
+        """Returns this message of a request; if it is one of ``held.as_sent``, with the text read as in ``held``."""
         same = next((each for each in held.as_sent if (each.said, each.inline) == (self.said, self.inline)), None)
         if same is None:
             return self
@@ -127,7 +129,7 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
 
 
 def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerprint:
-    """Returns the fingerprint of a message with the text ``said`` and the thoughts ``inline`` in it."""
+    """Returns a fingerprint completed with those of the message's text: ``said``, and the thoughts ``inline``."""
     is_reply, thoughts = message.role == ASSISTANT, digest(inline) if inline else b""
     return message._replace(
         text=digest(said.strip() if is_reply else said),
@@ -139,7 +141,8 @@ def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerpr
 
 
 def _without_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
-    """Returns a reply's text without thoughts, and them; if it does not begin with them, all its text."""
+    """Returns a reply's text without thoughts, and its thought. If the text has several thoughts, or does not begin
+    with the only one, the second value is the whole text; without any thought it is empty."""
     if thinking is Thinking.APART or THINK_END not in text:
         return text, ""
     is_open = thinking is Thinking.FROM_START and not text.lstrip().startswith(THINK)
@@ -178,10 +181,11 @@ def compare(
 ) -> Comparison:
     """Compares the messages of a turn, and its reply, with those of a request from ``start``."""
     at, tolerated = start + len(context), NOTHING
-    is_usual = sent[start:at] == context and (at >= len(sent) or sent[at].role == ASSISTANT)
-    if not is_usual:
+    # Most requests repeat all messages as they were: then the runs need not be compared one by one.
+    is_unchanged = sent[start:at] == context and (at >= len(sent) or sent[at].role == ASSISTANT)
+    if not is_unchanged:
         at = start
-    for run in () if is_usual else runs(context):
+    for run in () if is_unchanged else runs(context):
         end = at + 1 if run[0].role == ASSISTANT else _end_of_run(sent, at)
         theirs = sent[at:end]
         begins_alike = len(theirs) >= len(run) and all(is_same(rule, *pair) for pair in zip(run, theirs, strict=False))
@@ -206,6 +210,7 @@ def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool
     if held.role != sent.role or held.images != sent.images:
         return False
     sent = sent.read_as(held)
+    # A client may leave thoughts out, but not change them.
     if sent.reasoning not in (b"", held.reasoning) or sent.inline not in (b"", held.reasoning):
         return False
     if rule is MessageMatching.ROLE_CONTENT_ONLY:
@@ -229,6 +234,7 @@ def message_key(rule: MessageMatching, message: Fingerprint) -> Hashable:
         return message.role, message.images, message.said
     if rule is MessageMatching.LOOSE_TOOL_CALL:
         return message.role, message.images, message.text
+    # Under the strict rule; the reasoning of a reply may be left out.
     return message[: _NAMED.index("reasoning")] if message.role == ASSISTANT else message.exact
 
 
@@ -248,6 +254,7 @@ def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hasha
 
 
 def runs(messages: Sequence[Fingerprint]) -> Iterator[Sequence[Fingerprint]]:
+    """Yields the runs of messages: each reply, and all messages between two replies together."""
     at = 0
     while at < len(messages):
         end = at + 1 if messages[at].role == ASSISTANT else _end_of_run(messages, at)
@@ -271,7 +278,8 @@ def _difference(
 
 
 def _sum_of_normalized_lines(text: str, *, is_reply: bool) -> int:
-    """Returns a sum over the lines of a text without clients' additions. Sums of texts add up to the joined text's."""
+    """Returns the sum of the hashes of a text's lines, without clients' additions. The sums of several texts add up to
+    the sum of the joined text."""
     first, *rest = text.split("<system-reminder>")
     parts = (part.partition("</system-reminder>") for part in rest)
     text = "\n".join([first, *(after if closed else inside for inside, closed, after in parts)])

@@ -86,6 +86,9 @@ def _beginnings(
             at, within = at + 1, hash((within, message_key(rule, one)))
             yield Beginning(at, within)
         outline = None if run[0].role == ASSISTANT else outline_of(rule, run)
-        before = within if outline is None else before if not any(outline) else hash((before, outline))
-        if outline is not None:
-            yield Beginning(at, before)
+        if outline is None:
+            before = within
+            continue
+        if any(outline):  # a run without any content, such as that of an empty message, may be left out
+            before = hash((before, outline))
+        yield Beginning(at, before)

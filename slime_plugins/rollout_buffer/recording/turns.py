@@ -51,16 +51,18 @@ BY_NUMBER = attrgetter("number")
 class Turn:
     """One sampled turn. ``name`` is unique in the session, also before the turn has a number; it may be empty.
 
-    ``request`` is the digest of the turn's request, ``message`` the reply in the form of a client's message, and
-    ``created`` the time of the reply. ``context`` has the fingerprints of the messages since the parent turn, ``reply``
-    the fingerprint of ``message``; ``thinking`` says where its text holds thoughts.
+    ``request`` is the digest of the turn's request, ``key`` that of the prompt's inputs other than messages,
+    ``message`` the reply in the form of a client's message, and ``created`` the time of the reply. ``context`` has the
+    fingerprints of the messages since the parent turn; ``context_ids`` and ``images`` have the ids and images of the
+    prompt after those of the parent's path. ``reply`` is the fingerprint of ``message``; ``thinking`` says where its
+    text holds thoughts.
     ``from_start``: the context covers the whole request. This holds for roots, and for a turn whose ids continue its
     parent's path although its messages do not. ``tolerated`` names the parts in which the request differed from the
     path that it continues, ``difference`` why it continues no other path.
     ``sampled`` has prompt ids only if the engine ran other ids than those of the path.
-    ``is_unusable``: the turn holds a token that no prompt may hold, so no turn can continue it. ``writer`` names the
-    process that sampled it. ``sent``: whether the turn's answer reached the client; None while it is being sent, or if
-    only ``writer`` knows.
+    ``is_closed``: the sampled ids end with the end-of-turn token. ``is_unusable``: the turn holds a token that no
+    prompt may hold, so that no turn can continue it. ``writer`` names the process that sampled the turn.
+    ``sent``: whether the turn's answer reached the client; None while it is being sent, or if only ``writer`` knows.
     """
 
     parent: Turn | None
@@ -139,14 +141,15 @@ class Recording:
         self.matching = matching
         self._roots: list[Turn] = []
         self._entries: list[Turn] = []
+        """Turns whose context covers the whole request, in order of their numbers."""
         self._index: PathIndex[Turn] = PathIndex(matching, order=BY_NUMBER)
         self._by_message: defaultdict[tuple[int, Hashable], list[Turn]] = defaultdict(list)
         """Entries by index and key of their first message, and of their second message."""
         self._by_request: dict[bytes, Turn] = {}
         self._fingerprints: dict[bytes, Fingerprint] = {}
         self.last_number = 0
-        self.turns = 0
-        self.ids = 0
+        self.num_turns = 0
+        self.num_ids = 0
         self.record_bytes = 0
 
     def fingerprints(self, messages: Sequence[Message], digests: Sequence[bytes]) -> tuple[Fingerprint, ...]:
@@ -162,8 +165,8 @@ class Recording:
     def find(self, key: bytes, sent: tuple[Fingerprint, ...]) -> Match:
         """Returns the longest recorded path that is a prefix of the messages.
 
-        Of equally long paths, such as one request sampled twice with the same reply, the one with the fewest tolerated
-        differences counts, then the latest.
+        Of equally long paths, such as those of one request that was sampled twice with the same reply, the path with
+        the fewest tolerated differences is returned, and of these the latest.
         """
         best, nearest = Match(None, 0), None
         open_ends: list[tuple[Turn | None, int, frozenset[str]]] = [(None, 0, NOTHING)]
@@ -175,7 +178,7 @@ class Recording:
                 crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, at)))
                 siblings = self._index.matching(crowded[-1][1])
             for turn in siblings:
-                if turn.from_start is not (parent is None):
+                if turn.from_start is not (parent is None):  # such a child is compared as an entry
                     continue
                 end, more, difference = self._compared(turn, key, sent, at)
                 if difference is not None:
@@ -255,11 +258,11 @@ class Recording:
             self.note_sent(turn.parent, sent=True)
         self.last_number = max(self.last_number, turn.number)
         self._by_request[turn.request] = turn
-        for known in (self._siblings(turn), *self._listed(turn)):
-            insort(known, turn, key=BY_NUMBER)
+        for turns in (self._siblings(turn), *self._listed(turn)):
+            insort(turns, turn, key=BY_NUMBER)
         self._index.add(_place(turn), turn.context, turn.reply, turn)
-        self.turns += 1
-        self.ids += turn.own_length
+        self.num_turns += 1
+        self.num_ids += turn.own_length
         self.record_bytes += turn.record_bytes
 
     def note_sent(self, turn: Turn, *, sent: bool) -> None:
@@ -271,11 +274,11 @@ class Recording:
         turn.sent = turn.sent or sent
         if turn.sent or turn.children or not is_held:
             return
-        for known in (self._siblings(turn), *self._listed(turn)):
-            known.remove(turn)
+        for turns in (self._siblings(turn), *self._listed(turn)):
+            turns.remove(turn)
         self._index.remove(_place(turn), turn.context, turn.reply, turn)
-        self.turns -= 1
-        self.ids -= turn.own_length
+        self.num_turns -= 1
+        self.num_ids -= turn.own_length
         self.record_bytes -= turn.record_bytes
 
     def latest(self, request: bytes) -> Turn | None:
@@ -294,14 +297,15 @@ class Recording:
         return self._roots if turn.parent is None else turn.parent.children
 
     def _listed(self, turn: Turn) -> list[list[Turn]]:
+        """Returns the lists, besides that of its siblings, in which a turn is kept."""
         if not turn.from_start:
             return []
-        places = {
-            (place, message_key(self.matching, reading))
-            for place, one in enumerate((*turn.context, turn.reply)[:2])
-            for reading in (one, *one.as_sent)
+        keys = {
+            (index, message_key(self.matching, reading))
+            for index, message in enumerate((*turn.context, turn.reply)[:2])
+            for reading in (message, *message.as_sent)
         }
-        return [self._entries, *(self._by_message[place] for place in places)]
+        return [self._entries, *(self._by_message[key] for key in keys)]
 
     def forget(self, request: bytes) -> None:
         """Forgets the answer to a request that is sampled again, so that a retry gets the later answer."""
@@ -325,10 +329,11 @@ class Recording:
         ``repeated_ids`` counts ids in the prompts of branches that repeat ids of other branches.
         """
         in_order = [turn for turn, _ in self._in_order()]
+        # The first of several siblings continues its parent's branch; the others begin branches.
         firsts = {siblings[0] for siblings in (self._roots, *(turn.children for turn in in_order)) if siblings}
         forks = [_fork(turn) for turn in in_order if turn not in firsts]
         return {
-            "turns": self.turns,
+            "turns": self.num_turns,
             "branches": self.branches(),
             "emission_order": self.numbers(),
             "parents": [turn.parent.number if turn.parent else 0 for turn in in_order],

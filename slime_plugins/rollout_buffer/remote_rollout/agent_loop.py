@@ -86,7 +86,7 @@ class RolloutLoop:
         reason, error = FinishReason.ERROR, None
         try:
             async with asyncio.timeout(self._settings.rollout_timeout_s):
-                reason = await self._turns()
+                reason = await self._play_turns()
         except TimeoutError:
             limit = self._settings.rollout_timeout_s
             error = f"turn {self._metrics.num_llm_calls + 1}: the rollout did not finish within {limit:g} s"
@@ -114,7 +114,7 @@ class RolloutLoop:
         except Exception:  # the rollout is over, whatever its tools do
             logger.exception("the tools of rollout %s cannot be closed", self._request.rollout_id)
 
-    async def _turns(self) -> FinishReason:
+    async def _play_turns(self) -> FinishReason:
         for turn in range(1, self._request.max_turns + 1):
             expected = await self._session.expect()
             room = self._request.max_tokens_total - len(expected.prompts[expected.preferred])
@@ -124,7 +124,7 @@ class RolloutLoop:
             calls = [] if reply.finish_reason == "length" else calls_of(reply.message, turn, self._tools)
             if not calls:
                 return FinishReason.MAX_TOKENS if reply.finish_reason == "length" else FinishReason.STOP
-            await self._answer(calls)
+            await self._answer_calls(calls)
         return FinishReason.MAX_TURNS
 
     async def _sample(self, expected: ExpectedTurn, room: int) -> TrainerReply:
@@ -134,11 +134,11 @@ class RolloutLoop:
         finally:
             self._metrics.llm_latency_ms += _ms_since(start)
         self._check_cap(len(reply.token_ids))
-        held = self._session.last_prompt_length
+        sequence_tokens = self._session.last_prompt_length
         self._metrics.num_llm_calls += 1
         self._metrics.response_tokens += len(reply.token_ids)
-        self._metrics.max_context_tokens = max(self._metrics.max_context_tokens, held)
-        self._metrics.prompt_tokens = held - self._metrics.response_tokens
+        self._metrics.max_context_tokens = max(self._metrics.max_context_tokens, sequence_tokens)
+        self._metrics.prompt_tokens = sequence_tokens - self._metrics.response_tokens
         return reply
 
     def _check_cap(self, sampled: int) -> None:
@@ -152,7 +152,7 @@ class RolloutLoop:
             turn = self._metrics.num_llm_calls + 1
             raise TrainerReplyError(f"turn {turn}: the trainer sent {sampled} token_ids for a limit of {min(caps)}")
 
-    async def _answer(self, calls: Sequence[NumberedCall]) -> None:
+    async def _answer_calls(self, calls: Sequence[NumberedCall]) -> None:
         start = time.monotonic()
         timeout_s = self._settings.tool_timeout_s
         if isinstance(self._tool_session, ContextAware):

@@ -1,7 +1,7 @@
-"""The list of hosts that a server may call back: a rollout server its trainers, a gateway those that compute rewards.
+"""The hosts that a server may call: the trainers of a rollout server, or the scoring callbacks of a gateway.
 
-Their addresses come from clients: without a list, clients could make the server call any host in its network. Pure: no
-name is resolved.
+Clients name the addresses. Without a list, they could make the server call any host in its network. Pure: no name is
+resolved.
 """
 
 from __future__ import annotations

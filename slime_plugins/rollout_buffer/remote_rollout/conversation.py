@@ -1,4 +1,4 @@
-"""Messages as either side of the protocol may send them: rendered as they came, and compared without their form."""
+"""Renders the messages of either side as they were sent, and compares replies apart from their form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class CountMethod(StrEnum):
-    """How the prompt of a later turn is made, and thereby how the added tokens are counted.
+    """How the prompt of a turn after the first is made, and thereby how the added tokens are counted.
 
     Both methods give the same count, unless the tokenizer would encode the sampled text to other ids.
     """

@@ -43,8 +43,8 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     key = read_token(settings.token_file) if settings.token_file is not None else None
     catalog = TokenizerCatalog(settings.tokenizer_settings())
     engine = make_engine(settings.engine_url) if settings.engine_url is not None else None
-    url = settings.buffer_url
-    sink = None if url is None else AsyncRolloutBufferClient(url, token=token_from_environment())
+    buffer_url = settings.buffer_url
+    sink = None if buffer_url is None else AsyncRolloutBufferClient(buffer_url, token=token_from_environment())
     agent = AgentSide(
         AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
         tokenizers=catalog,
@@ -66,6 +66,6 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
             logger.info("the remote rollout protocol is served on %s", url)
             yield url
     finally:
-        for end in (engine, sink):
-            if end is not None:
-                await end.close()
+        for connection in (engine, sink):
+            if connection is not None:
+                await connection.close()

@@ -71,15 +71,15 @@ def add_agent_routes(app: web.Application, agent: AgentSide) -> None:
     """Adds the agent's side; it is closed with the application."""
 
     async def rollout(request: web.Request) -> web.Response:
-        _check_key(request, agent.settings.api_key)
+        check_bearer(request.headers.get("Authorization"), agent.settings.api_key)
         return _json(await agent.rollout(await _body(request)))
 
     async def state(request: web.Request) -> web.Response:
-        _check_key(request, agent.settings.api_key)
+        check_bearer(request.headers.get("Authorization"), agent.settings.api_key)
         return _json(agent.state_of(request.match_info["rollout_id"]))
 
     async def tools(request: web.Request) -> web.Response:
-        _check_key(request, agent.settings.api_key)
+        check_bearer(request.headers.get("Authorization"), agent.settings.api_key)
         return _json({"tools": [dict(schema) for schema in agent.tools.schemas]})
 
     app.router.add_post("/rollout", _answered(rollout))
@@ -162,10 +162,6 @@ def _answered(handler: Handler) -> Handler:
 
 async def _body(request: web.Request) -> dict[str, Any]:
     return json_object(await read_body(request), max_nesting=MAX_NESTING)
-
-
-def _check_key(request: web.Request, key: str | None) -> None:
-    check_bearer(request.headers.get("Authorization"), key)
 
 
 def _json(body: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -69,7 +69,8 @@ class RolloutSession:
         self._api_key = api_key
         self._settings = settings or AgentSettings()
         self._calls: TrainerCalls | None = None
-        self._asked = 0
+        self._num_sent = 0
+        """Number of messages in the latest request."""
         self._reply: Message | None = None
 
     @property
@@ -113,7 +114,7 @@ class RolloutSession:
         async with self._trainer() as calls:
             reply = await self._sample_either_way(calls, expected, sampling_params, turn)
         await asyncio.to_thread(self._count.take, self.messages, expected, reply, turn)
-        self._asked, self._reply, self.turns = len(self.messages), reply.message, turn
+        self._num_sent, self._reply, self.turns = len(self.messages), reply.message, turn
         self.messages.append(reply.message)
         return reply
 
@@ -156,12 +157,11 @@ class RolloutSession:
 
     def _drop_repeated_reply(self) -> None:
         """Removes a reply that the caller appended a second time."""
-        at = self._asked + 1
-        if self._reply is None or len(self.messages) <= at:
+        first, second = self._num_sent, self._num_sent + 1  # places of the reply and of its repetition
+        if self._reply is None or len(self.messages) <= second:
             return
-        first, second = self.messages[at - 1 : at + 1]
-        if is_same_reply(first, self._reply) and is_same_reply(second, self._reply):
-            del self.messages[at]
+        if all(is_same_reply(self.messages[place], self._reply) for place in (first, second)):
+            del self.messages[second]
 
     @asynccontextmanager
     async def _trainer(self) -> AsyncIterator[TrainerCalls]:

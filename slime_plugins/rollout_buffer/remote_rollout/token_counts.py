@@ -59,15 +59,20 @@ class TokenCounter:
         self._tools = tools
         self._optional_tools = optional_tools
         self._recording = Recording()
-        self._rendered = 0
+        self._num_rendered = 0
+        """Number of tokens of the latest prompt by text."""
         self._held: list[int] = []
-        self._sampled = 0
+        """The ids of the sequence so far, prompt and replies."""
+        self._num_sampled = 0
+        """Number of tokens of the latest reply."""
         self._trusts_text = False
-        self._seen: CountMethod | None = None
+        """True if the ids of the latest reply do not decode to its text."""
+        self._proven: CountMethod | None = None
+        """The method that the trainer uses; None until its prompt ids have proven it."""
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of the sequence so far, prompt and replies."""
+        """Number of tokens of the sequence so far, prompt and replies."""
         return len(self._held)
 
     async def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
@@ -78,13 +83,13 @@ class TokenCounter:
         by_ids = by_text = 0
         if turn > 1:
             by_ids = len(continued.ids) - common_prefix_length(self._held, continued.ids)
-            by_text = len(rendered) - self._rendered - self._sampled
+            by_text = len(rendered) - self._num_rendered - self._num_sampled
         return ExpectedTurn(
             conversation=conversation,
             continued=continued,
             prompts={CountMethod.IDS: continued.ids, CountMethod.TEXT: rendered},
             entered={CountMethod.IDS: by_ids, CountMethod.TEXT: by_text},
-            preferred=self._seen or (CountMethod.TEXT if self._trusts_text and by_text > 0 else CountMethod.IDS),
+            preferred=self._proven or (CountMethod.TEXT if self._trusts_text and by_text > 0 else CountMethod.IDS),
         )
 
     def take(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
@@ -96,7 +101,7 @@ class TokenCounter:
         self._check_vocabulary(reply, turn)
         source, ids = self._prompt_of(messages, expected, reply, turn)
         if len(expected.sources()) > 1 and reply.prompt_ids is not None:
-            self._seen = source
+            self._proven = source
         prompt = expected.continued
         if ids != prompt.ids:
             prompt = prompt_of_ids(self._recording, ids, expected.conversation)
@@ -111,9 +116,9 @@ class TokenCounter:
                 sampled, message, self._tokens, number=turn, key=digest(self._tools), request=b"", created=time.time()
             )
         )
-        self._rendered = len(expected.prompts[CountMethod.TEXT])
+        self._num_rendered = len(expected.prompts[CountMethod.TEXT])
         self._held = [*ids, *reply.token_ids]
-        self._sampled = len(reply.token_ids)
+        self._num_sampled = len(reply.token_ids)
         self._trusts_text = not _holds_the_message(self._tokens.text(reply.token_ids), reply.message)
 
     def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:

@@ -60,6 +60,7 @@ class TrainerCalls:
         self._url = f"{server_url}/v1/chat/completions"
         self._settings = settings
         self._knows_turns = False
+        """True once the trainer has returned the header, so that it answers a repeated call without sampling again."""
 
     async def sample(self, body: Mapping[str, Any], turn: int) -> TrainerReply:
         """Returns the trainer's reply to a turn.
@@ -104,7 +105,7 @@ class TrainerCalls:
             ) from error
         self._knows_turns = self._knows_turns or response.headers.get(TURN_HEADER) == str(turn)
         _check_status(response.status, content, turn)
-        return read_reply(content, turn, knows_turns=self._knows_turns)
+        return read_reply(content, turn)
 
     async def _read(self, response: aiohttp.ClientResponse, turn: int) -> bytes:
         limit = self._settings.max_reply_bytes

@@ -25,7 +25,7 @@ _LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "output_log_probs")
 class TrainerReply:
     """One sampled turn. ``prompt_ids`` and ``prompt_tokens`` are None if the trainer does not report them.
 
-    ``knows_turns`` is True if the trainer recognises repeated turns. ``body`` is the whole reply.
+    ``body`` is the whole reply.
     """
 
     message: Message
@@ -34,11 +34,10 @@ class TrainerReply:
     prompt_ids: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
     log_probs: tuple[float, ...] | None = None
-    knows_turns: bool = False
     body: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerReply:
+def read_reply(body: bytes, turn: int) -> TrainerReply:
     """Returns the turn in a trainer's HTTP 200.
 
     Raises:
@@ -60,7 +59,6 @@ def read_reply(body: bytes, turn: int, *, knows_turns: bool = False) -> TrainerR
         prompt_ids=_ids(_first(_PROMPT_IDS, reply, choice), turn, "prompt_token_ids"),
         prompt_tokens=reported if type(reported) is int else None,
         log_probs=_log_probs(_first(_LOG_PROBS, reply, choice), len(token_ids), turn),
-        knows_turns=knows_turns,
         body=reply,
     )
 

@@ -8,19 +8,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine import circuit_breaker
+from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.errors import UnavailableError
+from slime_plugins.rollout_buffer.gateway.backends import JobBackends
+from slime_plugins.rollout_buffer.gateway.service import Gateway
+from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, PROMPTS, SUPERVISOR
+from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
+from slime_plugins.rollout_buffer.types import EngineReport
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation
-from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job
+from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
 
 PATIENT = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
@@ -90,3 +100,25 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
         async with engine_at(port):
             await told.until("playing")
             assert (await gateway.chat(opened, [USER])).status == 200
+
+
+async def test_findings_on_prompts_whose_write_failed_are_stored_later(tmp_path: Path) -> None:
+    engine = AsyncMock(spec=HttpEngine, fidelity=EngineFidelity(findings=("drops the system prompt",)), is_away=False)
+    engine.report.return_value = EngineReport(url="")
+    store = Store(tmp_path)
+    buffer = Buffer(store)
+    backends = JobBackends(buffer.job_settings, lambda _, **__: engine, lambda _: tokenizer)
+    gateway = Gateway(GatewaySettings(data_dir=tmp_path), buffer, backends=backends)
+    job = start_session_job(buffer)
+    await backends.open(job)
+    write = buffer.keep_prompt_findings
+    buffer.keep_prompt_findings = Mock(side_effect=UnavailableError("busy"))  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await gateway.reconcile()
+    buffer.keep_prompt_findings = write  # type: ignore[method-assign]
+    await gateway.reconcile()
+    found = buffer.heartbeat(PROMPTS.of_job(job.key))
+    assert found is not None
+    assert found[1] == {"findings": ["drops the system prompt"]}
+    await gateway.stop()
+    store.close()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import secrets
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -592,21 +595,35 @@ async def test_with_a_token_only_its_holder_opens_and_only_a_key_talks(tmp_path:
         assert (await gateway.call("GET", "/health")).status == 200
 
 
-def test_processes_that_start_at_once_on_a_new_folder_share_one_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("left_by_a_crash", [False, True])
+def test_processes_that_start_at_once_share_one_secret_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_by_a_crash: bool
 ) -> None:
+    if left_by_a_crash:
+        (tmp_path / "gateway_secret").touch(mode=0o600)
+    waits, lock, generate = threading.Event(), fcntl.flock, secrets.token_hex
     others: list[SessionKeys] = []
+    other = threading.Thread(target=lambda: others.append(SessionKeys.load(tmp_path)))
+
+    def flock(file: Any, kind: int) -> None:
+        if threading.current_thread() is other:
+            waits.set()
+        lock(file, kind)
 
     def token(size: int) -> str:
-        if not others:
-            others.append(SessionKeys(b""))
-            others[0] = SessionKeys.load(tmp_path)
-        return f"{len(others)}" * size
+        if not other.ident:
+            other.start()
+            assert waits.wait(60)
+        return generate(size)
 
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
+    monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr(secrets, "token_hex", token)
     key = SessionKeys.load(tmp_path).key_of("1.0.0.0.1")
+    other.join()
     assert others[0].verify(key) == "1.0.0.0.1"
     assert [(one.name, one.stat().st_mode & 0o777) for one in tmp_path.iterdir()] == [("gateway_secret", 0o600)]
+    assert len((tmp_path / "gateway_secret").read_bytes()) == 64
 
 
 async def test_without_a_token_a_gateway_answers_for_names_of_this_machine_alone(tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ async def test_a_streamed_answer_that_could_not_be_sent_is_not_trained_and_is_gi
         await until(lambda: session.recording.last_number == 1)
         await asyncio.sleep(0.2)  # it is being sent
         writer.transport.abort()
-        await until(lambda: session.recording.turns == 0)
+        await until(lambda: session.recording.num_turns == 0)
         again = await gateway.call("POST", path, {"input": "hi", "metadata": {}})
         assert again.body["output"][0]["content"][0]["text"] == "Answer 1."
         await gateway.close(opened, reward=1.0)

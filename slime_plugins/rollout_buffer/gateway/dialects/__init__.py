@@ -2,5 +2,6 @@
 
 * ``dialect`` – the dialect of a route; ``chat_completions``, ``anthropic_messages``, ``openai_responses``
 
-Requests of the last two are converted to chat completions (``gateway/chat_requests``), and their replies from them.
+Requests of the last two are converted to bodies of chat completions, which ``gateway/chat_requests`` validates; replies
+are converted back.
 """

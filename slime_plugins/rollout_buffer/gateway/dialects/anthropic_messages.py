@@ -93,7 +93,7 @@ def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
 
 
 def _system(given: Any) -> list[str]:
-    """Returns the system prompt; empty if there is none."""
+    """Returns the system prompt as the only entry of a list, which is empty without a system prompt."""
     if given is None or isinstance(given, str):
         return [given] if given else []
     texts = [_text_of(block, f"system[{at}]") for at, block in enumerate(_blocks(given, "system"))]
@@ -141,11 +141,10 @@ def _assistant(blocks: Blocks, where: str) -> dict[str, Any]:
 
 def _tool_result(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
     content = block.get("content") or ""
-    parts = [
-        _part(one, f"{where}.content[{at}]", images) for at, one in enumerate(_blocks(content, f"{where}.content"))
-    ]
-    name = expect_text(block.get("tool_use_id"), f"{where}.tool_use_id")
-    return {"role": "tool", "tool_call_id": name, "content": parts}
+    inner_blocks = _blocks(content, f"{where}.content")
+    parts = [_part(inner, f"{where}.content[{at}]", images) for at, inner in enumerate(inner_blocks)]
+    call_id = expect_text(block.get("tool_use_id"), f"{where}.tool_use_id")
+    return {"role": "tool", "tool_call_id": call_id, "content": parts}
 
 
 def _part(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
@@ -253,22 +252,23 @@ class MessageEvents:
     """The events of a streamed reply. ``begin``, ``add``, ``end`` and ``fail`` yield them."""
 
     def __init__(self) -> None:
-        self._blocks = 0
+        self._index = 0
+        """Index of the open block, or of the next one if none is open."""
         self._open = ""
-        """The key of the pieces whose block is open."""
+        """The key of the pieces whose block is open; empty if none is."""
 
     def begin(self, reply: ChatReply) -> Iterator[bytes]:
         self._signature = reply.name
         yield _event("message_start", message={**message(reply), "stop_reason": None})
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        is_more = piece.key == self._open and not piece.call_id
-        if not is_more:
+        is_continuation = piece.key == self._open and not piece.call_id
+        if not is_continuation:
             yield from self._close()
             self._open = piece.key
-            yield _event("content_block_start", index=self._blocks, content_block=_empty_block(piece))
+            yield _event("content_block_start", index=self._index, content_block=_empty_block(piece))
         kind, field = DELTAS[piece.key]
-        yield self._delta(kind, **{field: piece.joint + piece.text if is_more else piece.text})
+        yield self._delta(kind, **{field: piece.joint + piece.text if is_continuation else piece.text})
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         yield from self._close()
@@ -281,24 +281,24 @@ class MessageEvents:
         yield named_event("error", error_body(error))
 
     def _delta(self, kind: str, **fields: Any) -> bytes:
-        return _event("content_block_delta", index=self._blocks, delta={"type": kind, **fields})
+        return _event("content_block_delta", index=self._index, delta={"type": kind, **fields})
 
     def _close(self) -> Iterator[bytes]:
         if self._open == REASONING:
             yield self._delta("signature_delta", signature=self._signature)
         if self._open:
+            yield _event("content_block_stop", index=self._index)
             self._open = ""
-            self._blocks += 1
-            yield _event("content_block_stop", index=self._blocks - 1)
+            self._index += 1
 
 
 def _empty_block(piece: Piece) -> dict[str, Any]:
     """Returns the empty block that begins with a piece."""
     if piece.key == TOOL_CALLS:
         return {"type": "tool_use", "id": piece.call_id, "name": piece.name, "input": {}}
-    return (
-        {"type": "text", "text": ""} if piece.key == CONTENT else {"type": "thinking", "thinking": "", "signature": ""}
-    )
+    if piece.key == REASONING:
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -19,7 +19,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatReply:
-    """One answered turn, or a turn that begins, whose message is empty.
+    """The reply of one turn. At the beginning of a streamed reply its message is empty.
 
     ``stop`` is the stop sequence that ended the text; ``log_probs`` is None unless requested.
     """
@@ -37,7 +37,7 @@ class ChatReply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """The next part of a message: text of the field ``key``; for tool calls it is text of their arguments.
+    """The next part of a message: text for the field ``key``. For tool calls this is text of their arguments.
 
     ``joint`` separates the text from earlier text of the same field that a thought or a call interrupted. A piece with
     ``call_id`` and ``name`` begins a call; other pieces of calls continue the latest call.
@@ -92,7 +92,7 @@ class ChatEvents:
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._includes_usage = bool((body.get("stream_options") or {}).get("include_usage"))
-        self._calls = 0
+        self._num_calls = 0
 
     def begin(self, reply: ChatReply) -> Iterator[bytes]:
         self._begun = reply
@@ -103,13 +103,14 @@ class ChatEvents:
             yield self._chunk(self._begun, {piece.key: piece.joint + piece.text})
             return
         if piece.call_id:
-            self._calls += 1
+            self._num_calls += 1
             function = {"name": piece.name, "arguments": ""}
             yield self._call({"id": piece.call_id, "type": "function", "function": function})
         yield self._call({"function": {"arguments": piece.text}})
 
     def _call(self, delta: Mapping[str, Any]) -> bytes:
-        return self._chunk(self._begun, {"tool_calls": [{"index": self._calls - 1, **delta}]})
+        # The latest call has the last index.
+        return self._chunk(self._begun, {"tool_calls": [{"index": self._num_calls - 1, **delta}]})
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
         yield self._chunk(reply, {}, log_probs=reply.log_probs, finish_reason=reply.finish_reason)

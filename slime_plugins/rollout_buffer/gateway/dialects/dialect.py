@@ -1,4 +1,4 @@
-"""The dialects in which agents ask for turns. Each is read as chat requests, and encodes the same replies. Pure."""
+"""The dialects in which agents ask for turns. Each reads requests as chat requests and encodes chat replies. Pure."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class ReplyEvents(Protocol):
 class Dialect:
     """Functions that convert the requests of one API to chat requests and images, and encode its replies and errors.
 
-    ``read`` returns a request as the body of a chat request, with the images that were not taken out of it before. Its
+    ``read`` returns a request as the body of a chat request, and the images that ``extract_images`` has left in it. Its
     second argument has the messages of the turn that ``previous_turn`` names by session and turn name. ``encode``
-    encodes the reply to a request, ``events`` makes the encoder of a streamed reply. ``client_names`` are the dialect's
-    names of fields that chat requests name otherwise.
+    encodes the reply to a request, ``events`` makes the encoder of a streamed reply. ``client_names`` has the fields of
+    chat requests that the dialect names otherwise, with their names there.
     """
 
     read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]
@@ -73,7 +73,7 @@ MESSAGES = Dialect(
 
 def dialect_of(path: str) -> Dialect | None:
     """Returns the dialect of a route; None for the routes of programs that run agents."""
-    if "/messages/" in f"{path}/":
+    if path.endswith("/messages") or "/messages/" in path:
         return MESSAGES
     if path.endswith("/responses"):
         return RESPONSES

@@ -90,7 +90,7 @@ def read_request(body: Mapping[str, Any], history: Sequence[Message]) -> tuple[d
     if body.get("tools"):
         chat["tools"] = _tools(body["tools"])
     choice = body.get("tool_choice")
-    chat["tool_choice"] = choice if isinstance(choice, str) else "auto"
+    chat["tool_choice"] = choice if isinstance(choice, str) else "auto"  # a named tool has no effect here
     output = (body.get("text") or {}).get("format")
     if isinstance(output, dict):
         chat["response_format"] = {"type": output.get("type"), "json_schema": output}
@@ -102,25 +102,27 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise wrong_field("input", "must be a string, or a list with at least one item")
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     reply = None
     for at, item in enumerate(given):
         where = f"input[{at}]"
         if not isinstance(item, dict):
             raise wrong_field(where, "must be an object")
-        before, reply = reply, _reply_of(item)
+        previous_reply, reply = reply, _reply_of(item)
         kind = item.get("type") or "message"
         if kind == "function_call_output":
-            found.append(_output(item, where, images))
+            messages.append(_output(item, where, images))
         elif kind == "message" and item.get("role") != "assistant":
-            found.append({"role": item.get("role"), "content": _parts(item.get("content"), f"{where}.content", images)})
+            content = _parts(item.get("content"), f"{where}.content", images)
+            messages.append({"role": item.get("role"), "content": content})
             if item.get("role") not in ("user", "system", "developer"):
                 raise wrong_field(f"{where}.role", "must be user, assistant, system or developer")
         elif kind in ("message", "reasoning", "function_call"):
-            _add_to_assistant(found, item, kind, where, goes_on=reply is not None and reply == before)
+            is_same_reply = reply is not None and reply == previous_reply
+            _add_to_assistant(messages, item, kind, where, is_same_reply=is_same_reply)
         else:
-            raise wrong_field(where, f"is of type {str(kind)[:50]}, which is not taken")
-    return found
+            raise wrong_field(where, f"is of type {str(kind)[:50]}, which is not supported")
+    return messages
 
 
 def _reply_of(item: Mapping[str, Any]) -> str | None:
@@ -130,17 +132,17 @@ def _reply_of(item: Mapping[str, Any]) -> str | None:
 
 
 def _add_to_assistant(
-    found: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str, *, goes_on: bool
+    messages: list[dict[str, Any]], item: Mapping[str, Any], kind: str, where: str, *, is_same_reply: bool
 ) -> None:
-    """Adds an item to the assistant's message that ends ``found``, or to a new one if it cannot follow there.
+    """Adds an item to the assistant's message at the end of ``messages``, or to a new one if it cannot follow there.
 
-    ``goes_on``: the item's id says that it is a part of the same reply as the item before.
+    ``is_same_reply``: by its id, the item is a part of the same reply as the item before.
     """
-    last = found[-1] if found and found[-1]["role"] == "assistant" else None
+    last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     # A text after calls belongs to the same turn, because the calls still wait for their outputs.
-    if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"] and not goes_on):
+    if last is None or (kind != "function_call" and last["content"] and not last["tool_calls"] and not is_same_reply):
         last = {"role": "assistant", "content": [], "tool_calls": []}
-        found.append(last)
+        messages.append(last)
     if kind == "message":
         last["content"] += _parts(item.get("content"), f"{where}.content", {})
     elif kind == "function_call":
@@ -183,7 +185,7 @@ def _part(part: Any, where: str, images: Images) -> dict[str, Any]:
 
 
 def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
-    found = []
+    functions = []
     for at, tool in enumerate(given):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or kind.startswith(CLIENT_TOOLS):
@@ -193,8 +195,8 @@ def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
             if not isinstance(tool.get("parameters") or {}, dict):
                 raise wrong_field(f"tools[{at}].parameters", "must be a JSON schema")
             function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
-            found.append({"type": "function", "function": function})
-    return found
+            functions.append({"type": "function", "function": function})
+    return functions
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class ResponseEvents:
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open = ""
-        """The key of the last item's pieces while more of them may come; then empty."""
+        """The key of the last item's pieces while more of them may come; empty otherwise."""
         self.response: dict[str, Any] = {}
         """The response so far."""
 
@@ -254,12 +256,12 @@ class ResponseEvents:
         yield self._event("response.in_progress", response=self.response)
 
     def add(self, piece: Piece) -> Iterator[bytes]:
-        is_more = piece.key == self._open and not piece.call_id
-        if not is_more:
+        is_continuation = piece.key == self._open and not piece.call_id
+        if not is_continuation:
             yield from self._close()
             self._open = piece.key
             yield from self._begin_call(piece) if piece.key == TOOL_CALLS else self._begin_text()
-        text = piece.joint + piece.text if is_more else piece.text
+        text = piece.joint + piece.text if is_continuation else piece.text
         if piece.key == TOOL_CALLS:
             self._items[-1]["arguments"] += text
             yield self._of_item("response.function_call_arguments.delta", delta=text)
@@ -267,7 +269,7 @@ class ResponseEvents:
             yield self._add_text(text)
 
     def end(self, reply: ChatReply) -> Iterator[bytes]:
-        if all(item["type"] == "reasoning" for item in self._items):
+        if all(item["type"] == "reasoning" for item in self._items):  # without text and calls: an empty message
             yield from self._close()
             self._open = CONTENT
             yield from self._begin_text()
@@ -298,8 +300,9 @@ class ResponseEvents:
         yield self._event("error", **{key: body["error"][key] for key in ("code", "message", "param")}, **body)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        number = self._number
         self._number += 1
-        return named_event(kind, {"type": kind, **fields, "sequence_number": self._number - 1})
+        return named_event(kind, {"type": kind, **fields, "sequence_number": number})
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
         """Returns an event of the last item."""

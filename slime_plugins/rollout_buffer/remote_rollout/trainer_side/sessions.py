@@ -1,7 +1,7 @@
 """Sessions of the trainer side: the recorded turns of one ``rollout_id``.
 
-The recording makes the next prompt. If the conversation only grew, that is the recorded ids and a bridge over the new
-messages; if it was edited or cut, the prompt continues another recorded path, or is rendered again.
+The next prompt is made from the recording. If the conversation only grew, the prompt is the recorded ids and a bridge
+over the new messages. If it was edited or cut, the prompt continues another recorded path, or is rendered again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TrainerSession:
     """State of one rollout. One turn at a time changes it, on one event loop."""
 
     opened: OpenBody
-    """How it was opened, with the digest of the key that its turns must send."""
+    """How the session was opened, with the digest of the key that its turns must send."""
     engine: Engine
     tokens: ChatTokens
     state: SessionState = SessionState.OPEN
@@ -121,16 +121,17 @@ class TrainerSession:
     def add_turn(self, recorded: RecordedTurn, view: View, counted_by: CountMethod) -> None:
         """Adds the next turn."""
         self.recorded.add(recorded, view)
-        self._place(recorded, counted_by)
+        self._append(recorded, counted_by)
 
     def replay(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Adds stored turns that are not here yet."""
         for row in rows:
             if row["number"] == len(self.turns) + 1:
                 replay([row], self.recorded)
-                self._place(self.recorded.by_number[row["number"]], CountMethod(row["counted_by"]))
+                self._append(self.recorded.by_number[row["number"]], CountMethod(row["counted_by"]))
 
-    def _place(self, recorded: RecordedTurn, counted_by: CountMethod) -> None:
+    def _append(self, recorded: RecordedTurn, counted_by: CountMethod) -> None:
+        """Adds a recorded turn to ``turns``, and the forms of its reply to ``replies``."""
         sampled, tools = recorded.sampled.output_ids, self.view.tools
         kind, kept, entered = TurnKind.FIRST, 0, array("i")
         if self.turns:
@@ -175,7 +176,7 @@ class TrainerSession:
     @property
     def response_ids(self) -> list[int]:
         """All ids after the first prompt, in order: sampled ids, and the ids added in between."""
-        return [one for turn in self.turns for one in (*turn.entered_ids, *turn.reply.output_ids)]
+        return [token_id for turn in self.turns for token_id in (*turn.entered_ids, *turn.reply.output_ids)]
 
     @property
     def response_mask(self) -> list[int]:

@@ -126,7 +126,7 @@ class TrainerSide:
                 self._opening.pop(asked.rollout_id, None)
 
     async def refresh(self, rollout_id: str) -> None:
-        """Reads what other processes did to a session.
+        """Reads from the log what other processes did to a session.
 
         Raises:
             RolloutBufferError: the policy of its job is not available.
@@ -139,7 +139,7 @@ class TrainerSide:
         if stored is None or (known is not None and known.state is not SessionState.OPEN):
             return
         if known is None:
-            found = await self._session(OpenBody.model_validate(stored.opening))
+            found = await self._new_session(OpenBody.model_validate(stored.opening))
             found.opened_at = stored.opening["opened_at"]
             known = self._open.setdefault(rollout_id, found)
         known.replay(stored.turns)
@@ -154,7 +154,7 @@ class TrainerSide:
             self._close(known, SessionState.EXPIRED, self._expired())
 
     async def refresh_all(self) -> None:
-        """Reads the sessions of other processes."""
+        """Reads the sessions of other processes from the log."""
         for rollout_id in () if self._log is None else await self._log.names():
             with suppress(RolloutBufferError):  # the engine of its job is not known any more
                 await self.refresh(rollout_id)
@@ -239,7 +239,7 @@ class TrainerSide:
         asked = parse(CompletionBody, body)
         await self.refresh(asked.rollout_id)
         self.authorize(asked.rollout_id, authorization)
-        session = self._open.get(asked.rollout_id) or await self._first_seen(asked)
+        session = self._open.get(asked.rollout_id) or await self._open_by_first_turn(asked)
         self._touch(session)
         fingerprint = _fingerprint(asked.messages, asked.response_mask, asked.tools)
         repeated = await self._repeated(session, fingerprint, asked_turn)
@@ -268,7 +268,7 @@ class TrainerSide:
             )
         return _completion(session, self.settings.model) if is_answered and asked_turn in (None, done) else None
 
-    async def _first_seen(self, asked: CompletionBody) -> TrainerSession:
+    async def _open_by_first_turn(self, asked: CompletionBody) -> TrainerSession:
         ended = self._closed.get(asked.rollout_id)
         if ended is not None:
             raise SessionEndedError(
@@ -303,9 +303,9 @@ class TrainerSide:
     ) -> tuple[PlannedTurn, CountMethod]:
         if number > self.settings.max_turns:
             raise InvalidPayloadError(f"turn {number}: a rollout has {self.settings.max_turns} turns at most")
-        if session.recording.ids > self.settings.max_session_tokens:
+        if session.recording.num_ids > self.settings.max_session_tokens:
             raise InvalidPayloadError(
-                f"turn {number}: the rollout holds {session.recording.ids} tokens; "
+                f"turn {number}: the rollout holds {session.recording.num_ids} tokens; "
                 f"{self.settings.max_session_tokens} is the limit"
             )
         try:
@@ -375,7 +375,7 @@ class TrainerSide:
             raise SessionEndedError(f"rollout {rollout_id!r} is {session.state.value}{_because(session)}")
         if session.in_flight is not None:
             raise RolloutConflictError(f"turn {len(session.turns) + 1} of rollout {rollout_id!r} is being sampled")
-        result = self._failed(session, end) if end.failed else await self._written(session, end)
+        result = self._fail(session, end) if end.failed else await self._end_with_trajectory(session, end)
         session.result, session.result_fingerprint = result, fingerprint
         if self._log is not None:
             await self._log.end(rollout_id, session.ending())
@@ -397,7 +397,7 @@ class TrainerSide:
         if session.state is SessionState.OPEN:
             self._close(session, SessionState.FAILED, reason)
 
-    async def _written(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
+    async def _end_with_trajectory(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
         trajectory = self._trajectory(session, end)
         opened = session.opened.filled_by(end)
         written = None if opened.job_id is None else await self._write(opened, trajectory)
@@ -436,7 +436,7 @@ class TrainerSide:
             raise InvalidPayloadError("reward is missing")
         return trajectory_of(session, end, reward=end.reward)
 
-    def _failed(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
+    def _fail(self, session: TrainerSession, end: EndBody) -> dict[str, Any]:
         reason = end.error_message or "the rollout server reported an error"
         self._close(session, SessionState.FAILED, reason)
         return {
@@ -457,19 +457,19 @@ class TrainerSide:
             return known
         if asked.rollout_id in self._closed:
             raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
-        most = self.settings.max_sessions
-        if self._log is None and len(self._open) >= most:
-            raise UnavailableError(LIMIT_REACHED.format(most))
-        session = await self._session(asked)
+        limit = self.settings.max_sessions
+        if self._log is None and len(self._open) >= limit:
+            raise UnavailableError(LIMIT_REACHED.format(limit))
+        session = await self._new_session(asked)
         if self._log is not None:
             opening = {**asked.model_dump(exclude_none=True), "opened_at": session.opened_at}
-            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s, max_open=most):
+            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s, max_open=limit):
                 await self.refresh(session.rollout_id)
                 return await self._open_once(asked)
         self._open[session.rollout_id] = session
         return session
 
-    async def _session(self, opened: OpenBody) -> TrainerSession:
+    async def _new_session(self, opened: OpenBody) -> TrainerSession:
         policy = await self._policy_of(opened)
         return TrainerSession(opened=opened, engine=policy.engine, tokens=policy.tokens, used_at=self._clock())
 
