@@ -177,8 +177,8 @@ class GatewayUnderTest:
         """The generations of a stored trajectory, as a trainer reads them."""
         return wire.decode_generations(self.item(job, uid)["generations"])
 
-    def trained(self, job: JobRecord, uid: str) -> str:
-        """What the one row of a stored trajectory trains."""
+    def trained_text(self, job: JobRecord, uid: str) -> str:
+        """The text that the only training row of a stored trajectory trains."""
         (row,) = pack_training_rows(self.generations(job, uid))
         return demo_tokens.trained_text(row.token_ids, row.loss_mask)
 

@@ -74,7 +74,7 @@ def user(content: Any = "one") -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def said(content: Any, **more: Any) -> dict[str, Any]:
+def assistant(content: Any, **more: Any) -> dict[str, Any]:
     """An assistant's message."""
     return {"role": "assistant", "content": content, **more}
 

@@ -1,4 +1,4 @@
-"""Replies as a model writes them, and as the gateway converts them; tokens are bytes."""
+"""Replies as a model writes them and as the gateway converts them, under a tokenizer whose tokens are bytes."""
 
 from __future__ import annotations
 

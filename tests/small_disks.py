@@ -40,7 +40,7 @@ def mounted_ext4(image: Path, folder: Path, *, megabytes: int = 0) -> Iterator[P
         _unmount(folder)
 
 
-def abort(folder: Path) -> None:
+def make_read_only(folder: Path) -> None:
     """Makes ext4 behave as after an error of the disk: from now on nothing can be written."""
     subprocess.run(["mount", "-o", "remount,abort", str(folder)], check=True)
 

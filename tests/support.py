@@ -156,7 +156,7 @@ def message_with_image() -> dict[str, Any]:
     return {"role": "user", "content": [part]}
 
 
-def become_next_version(monkeypatch: pytest.MonkeyPatch, folder: Path, step: str = "") -> None:
+def use_next_schema(monkeypatch: pytest.MonkeyPatch, folder: Path, step: str = "") -> None:
     """Gives this process the schema after the present one. ``step`` is the SQL that leads to it, or ``NEXT_STEP``."""
     version = migrations.SCHEMA_VERSION + 1
     for earlier in migrations.MIGRATIONS_FOLDER.glob("migration_to_*.sql"):

@@ -14,7 +14,7 @@ from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import JobState
 from tests.integration.conftest import BufferProcess, wait_until
-from tests.support import become_next_version, message_with_image, poll, slot_counts, uids, write, written
+from tests.support import message_with_image, poll, slot_counts, uids, use_next_schema, write, written
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,7 +48,7 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     before = {name: kept_of(client.job(name)) for name in ("written", "played")}
     server.stop()
 
-    become_next_version(monkeypatch, tmp_path)
+    use_next_schema(monkeypatch, tmp_path)
     store = Store(tmp_path / "data")
     assert recover(store).damaged == []
     buffer = Buffer(store)

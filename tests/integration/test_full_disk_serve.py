@@ -11,7 +11,7 @@ import pytest
 import requests
 
 from tests.integration.conftest import BufferProcess, wait_until
-from tests.small_disks import abort, fill, mounted, mounted_ext4
+from tests.small_disks import fill, make_read_only, mounted, mounted_ext4
 from tests.support import written
 
 pytestmark = pytest.mark.timeout(240)
@@ -91,7 +91,7 @@ def test_a_server_that_dies_on_a_disk_that_only_reads_comes_back_and_reads(tmp_p
         try:
             buffer.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "j"})
             assert status_of_write(buffer, "kept") == 200
-            abort(disk)
+            make_read_only(disk)
             assert status_of_write(buffer, "refused") == 503
             buffer.kill_server()
             assert buffer.client.trajectory("kept")["uid"] == "kept"

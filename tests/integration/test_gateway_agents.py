@@ -84,7 +84,7 @@ async def test_a_framework_with_its_defaults_is_one_row(
         await play(program, opened, tmp_path)
         closed = await gateway.close(opened, reward=1.0)
         assert (closed.body["turns"], closed.body["branches"]) == (len(script), 1)
-        assert gateway.trained(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
+        assert gateway.trained_text(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
 
 
 async def play(program: str, opened: dict[str, Any], home: Path) -> None:
@@ -127,4 +127,4 @@ async def test_the_frameworks_tool_loop_is_one_row(tmp_path: Path, streamed: boo
         sent = [str(tokenizer.decode(request.input_ids)) for request in engine.requests]
         assert '"name": "add"' in sent[0]
         assert f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response>" in sent[1]
-        assert gateway.trained(job, closed["session_id"]) == f"{CALL}<|im_end|>The answer is 5.<|im_end|>"
+        assert gateway.trained_text(job, closed["session_id"]) == f"{CALL}<|im_end|>The answer is 5.<|im_end|>"

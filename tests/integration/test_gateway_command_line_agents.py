@@ -41,7 +41,7 @@ async def test_an_agent_mends_a_repository_in_one_row(tmp_path: Path, program: s
         await mended(program, tmp_path / "home", opened)
         closed = await gateway.close(opened, reward=1.0)
         assert (closed.body["turns"], closed.body["branches"]) == (3, 1)
-        assert gateway.trained(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
+        assert gateway.trained_text(job, opened["session_id"]) == "".join(f"{text}<|im_end|>" for text in script)
 
 
 async def test_eight_rollouts_of_an_agent_that_rewrites_its_history_are_eight_rows(tmp_path: Path) -> None:

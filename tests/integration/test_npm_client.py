@@ -48,4 +48,4 @@ async def test_two_turns_of_npms_client_are_one_row_with_what_was_sampled(tmp_pa
         closed = json.loads(said)
         assert (closed["first"], closed["second"]) == ("Four.", "Yes, four.")
         assert (closed["turns"], closed["branches"]) == (2, 1)
-        assert gateway.trained(job, closed["session_id"]) == "Four.<|im_end|>Yes, four.<|im_end|>"
+        assert gateway.trained_text(job, closed["session_id"]) == "Four.<|im_end|>Yes, four.<|im_end|>"

@@ -26,7 +26,7 @@ def signed_in(now: float = 0.0, token: str = TOKEN) -> str:
     return f"other=1; {cookie_name(token)}={issue_session(token, now)}"
 
 
-def test_the_token_and_the_cookie_open_the_door() -> None:
+def test_the_token_and_the_cookie_grant_access() -> None:
     check_access(ask(authorization=f"Bearer {TOKEN}"), TOKEN, 1.0)
     check_access(ask(authorization=f"bearer  {TOKEN} "), TOKEN, 1.0)
     check_access(ask(cookie=signed_in()), TOKEN, 1.0)
@@ -51,7 +51,7 @@ def test_the_page_itself_needs_no_token(path: str) -> None:
         ({"cookie": f"{cookie_name(TOKEN)}={TOKEN}"}, "no token was sent"),
     ],
 )
-def test_anything_else_stays_outside_and_is_told_why(headers: dict[str, str], sentence: str) -> None:
+def test_anything_else_is_refused_with_the_reason(headers: dict[str, str], sentence: str) -> None:
     with pytest.raises(UnauthorizedError, match=sentence):
         check_access(ask(**headers), TOKEN, 1.0)
 

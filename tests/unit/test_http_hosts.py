@@ -42,7 +42,7 @@ def test_other_names_are_refused_with_a_way_out(host: str) -> None:
         check_host(host, ["buffer.lan"])
 
 
-def test_who_names_no_host_is_no_browser() -> None:
+def test_a_request_without_a_host_is_served() -> None:
     check_host(None, [])
 
 

@@ -135,7 +135,7 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         (("generator.gui_agent", "generator.android_world"), ("generator.miniwob",), ()),
     ],
 )
-def test_contracts(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
+def test_the_contracts_between_packages_hold(who: tuple[str, ...], whom: tuple[str, ...], but: tuple[str, ...]) -> None:
     assert offenders(*(tuple(map(_full, names)) for names in (who, whom)), but=tuple(map(_full, but))) == []
 
 

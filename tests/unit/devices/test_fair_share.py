@@ -57,7 +57,7 @@ class Farm:
     share=st.floats(0.1, 0.9),
     seconds=st.lists(st.floats(0.1, 100.0), min_size=40, max_size=120),
 )
-def test_nobody_waits_for_ever_and_no_device_idles(
+def test_each_claimant_is_served_in_bounded_time_and_no_device_idles(
     devices: int, trainings: int, evaluations: int, share: float, seconds: list[float]
 ) -> None:
     claimants = [training(f"t{n}") for n in range(trainings)] + [evaluation(f"e{n}") for n in range(evaluations)]
@@ -136,7 +136,7 @@ def test_a_changed_share_starves_no_purpose() -> None:
     assert farm.grants[1000:].count(evaluation("e")) == 2
 
 
-def test_who_is_alone_gets_everything_and_owes_nothing_for_it() -> None:
+def test_an_owner_alone_gets_all_devices_and_no_smaller_share_afterwards() -> None:
     farm = Farm(devices=1, line=FairShare())
     farm.line.join(training("t"), 0)
     for _ in range(50):
@@ -149,7 +149,7 @@ def test_who_is_alone_gets_everything_and_owes_nothing_for_it() -> None:
     assert Counter(farm.grants[50:]) == {training("t"): 5, evaluation("e"): 5}
 
 
-def test_nobody_in_line_is_nobody_served() -> None:
+def test_an_empty_line_serves_nobody() -> None:
     line = FairShare()
     assert line.next({}, 0.0) is None
     line.join(training("a"), 0)

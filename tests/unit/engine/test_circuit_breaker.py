@@ -44,7 +44,7 @@ TOKEN = http_answer(
 )
 
 
-class Asking(ScriptedGenerator):
+class SamplingGenerator(ScriptedGenerator):
     """Samples some tokens of the job's engine for each episode."""
 
     def __init__(self, max_new_tokens: int = 1) -> None:
@@ -74,8 +74,8 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     found.store.close()
 
 
-class Behind:
-    """An engine behind a proxy: says ``answer`` to everybody, and counts."""
+class OneAnswer:
+    """Answers every request with ``answer``, as a proxy before an engine does; counts the requests."""
 
     def __init__(self, answer: bytes) -> None:
         self.answer = answer
@@ -87,12 +87,12 @@ class Behind:
 
 
 @asynccontextmanager
-async def playing(buffer: Buffer, engine: Behind, **changes: Any) -> AsyncIterator[Any]:
+async def playing(buffer: Buffer, engine: OneAnswer, **changes: Any) -> AsyncIterator[Any]:
     """A job that is being played; yields it and its runner's task."""
     async with answering(engine) as url:
         job = start(buffer, **{"count": 8, "remote_engine_url": url, **changes})
         running = asyncio.create_task(
-            JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9").run()
+            JobRunner(buffer, job.key, plugin_of(SamplingGenerator()), buffer_url="http://127.0.0.1:9").run()
         )
         try:
             yield job, running
@@ -109,7 +109,7 @@ async def until_state(buffer: Buffer, job: Any, state: JobState) -> Any:
 
 
 async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attempt(buffer: Buffer) -> None:
-    engine = Behind(PAGE)
+    engine = OneAnswer(PAGE)
     async with playing(buffer, engine) as (job, running):
         paused = await until_state(buffer, job, JobState.PAUSED)
         assert paused.cause_code is CauseCode.ENGINE_AWAY
@@ -129,7 +129,7 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
 
 
 async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burning_its_input(buffer: Buffer) -> None:
-    engine = Behind(REFUSAL)
+    engine = OneAnswer(REFUSAL)
     async with playing(buffer, engine, count=200, num_process=4) as (job, running):
         paused = await until_state(buffer, job, JobState.PAUSED)
         assert "fails every attempt: the engine refused the request: weights are broken" in paused.cause
@@ -148,7 +148,7 @@ async def test_an_engine_that_refuses_every_question_for_long_fails_the_job(
 ) -> None:
     """It is there, and says no to everything: nobody would ever wake the job."""
     monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.3)
-    async with playing(buffer, Behind(REFUSAL), count=200, num_process=4) as (job, running):
+    async with playing(buffer, OneAnswer(REFUSAL), count=200, num_process=4) as (job, running):
         await asyncio.wait_for(running, 50)
     described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
@@ -161,7 +161,7 @@ async def test_an_engine_that_nobody_reaches_is_waited_for_without_end(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "REFUSED_TIMEOUT_S", 0.0)
-    async with playing(buffer, Behind(PAGE), num_process=2) as (job, _):
+    async with playing(buffer, OneAnswer(PAGE), num_process=2) as (job, _):
         await until_state(buffer, job, JobState.PAUSED)
         await asyncio.sleep(0.4)
         assert buffer.job_by_key(job.key).state is JobState.PAUSED
@@ -175,7 +175,9 @@ async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buff
 
     async with answering(answer) as url:
         job = start(buffer, count=20, remote_engine_url=url, max_attempts=2)
-        playing_it = JobRunner(buffer, job.key, plugin_of(Asking(max_new_tokens=2)), buffer_url="http://127.0.0.1:9")
+        playing_it = JobRunner(
+            buffer, job.key, plugin_of(SamplingGenerator(max_new_tokens=2)), buffer_url="http://127.0.0.1:9"
+        )
         await asyncio.wait_for(playing_it.run(), 50)
     described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
@@ -183,14 +185,14 @@ async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buff
 
 
 async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_go_on(buffer: Buffer) -> None:
-    engine = Behind(PAGE)
+    engine = OneAnswer(PAGE)
     async with playing(buffer, engine) as (job, _):
         await until_state(buffer, job, JobState.PAUSED)
     engine.answer = TOKEN
     async with answering(engine) as url:
         with buffer.store.write() as connection:
             update_job(connection, job.key, engine_url=url)
-        again = JobRunner(buffer, job.key, plugin_of(Asking()), buffer_url="http://127.0.0.1:9")
+        again = JobRunner(buffer, job.key, plugin_of(SamplingGenerator()), buffer_url="http://127.0.0.1:9")
         await asyncio.wait_for(again.run(), 50)
     assert describe_job(buffer.store, job)["slots"]["ready"] == 16
 

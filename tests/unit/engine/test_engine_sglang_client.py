@@ -279,7 +279,7 @@ class TestRetries:
         assert reply.output_ids == (7,)
         assert len({body["rid"] for body in server.bodies}) == 5
 
-    async def test_retries_end(self) -> None:
+    async def test_retries_end_after_their_timeout_with_the_last_refusal(self) -> None:
         settings = EngineSettings(retry_timeout_s=0.05, backoff_first_s=0.01, backoff_longest_s=0.01)
         busy = [web.json_response({"detail": "queue is full"}, status=503) for _ in range(50)]
         with pytest.raises(EngineError, match=r"HTTP 503: queue is full \(\d+ tries"):
@@ -662,7 +662,7 @@ async def test_an_engine_says_how_busy_it_is_by_either_route(routes: dict[str, A
 
 
 @pytest.mark.parametrize("reply", ["<html>", "null", "{}", "[7]", '{"loads": 3}', '{"loads": [{"num_reqs": "many"}]}'])
-async def test_what_is_no_load_is_none_and_is_not_asked_for_at_once_again(reply: str) -> None:
+async def test_a_reply_that_is_no_load_is_none_and_the_route_rests_for_a_while(reply: str) -> None:
     async with saying_load(v1_loads=reply) as (url, asked):
         engine = SglangEngine(url)
         assert [await engine.load(), await engine.load()] == [None, None]

@@ -82,7 +82,7 @@ class TestComparing:
         ("text", "stops", "may"),
         [("a </", ["x", "</s>"], True), ("a </", ["s>"], False), ("é", ["é!"], True), ("a", [], False)],
     )
-    def test_a_stop_sequence_may_have_begun(self, text: str, stops: list[str], may: bool) -> None:
+    def test_a_text_within_a_stop_sequence_is_recognised(self, text: str, stops: list[str], may: bool) -> None:
         assert CHECKER.may_end_within(CHECKER.encoded(text), stops) is may
         assert CHECKER.may_end_within(CHECKER.encoded(text + "观")[:-1], stops) is bool(stops), "within a character"
         assert PromptChecker().may_end_within([1], stops) is bool(stops)
@@ -134,7 +134,7 @@ class TestTheClient:
         assert safe.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
         assert other.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN, untrained_because=NOT_PROVEN)
 
-    async def test_ids_that_no_model_has_are_none(self) -> None:
+    async def test_ids_that_no_model_has_count_as_not_reported(self) -> None:
         reply = await played([*WORD], answered([7], prompt=[-1]))
         assert reply.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
         answers = [answered([7], prompt=[2**40]), answered([7], input_token_logprobs=[[-1.0, -1, None]])]
@@ -157,7 +157,7 @@ class TestTheClient:
         reply = await played([1], cut, answered([7], prompt=[1, *WORD]))
         assert reply.prompt_receipt == PromptReceipt(PromptCheck.DIFFERING, untrained_because=RESUMED_ELSEWHERE)
 
-    async def test_an_abort_before_the_first_token_says_nothing(self) -> None:
+    async def test_an_abort_before_the_first_token_leaves_the_receipt_equal(self) -> None:
         nothing = answered([], finish="abort", completion_tokens=0)
         reply = await played([1], nothing, answered([7], prompt=[1]))
         assert reply.prompt_receipt == PromptReceipt(PromptCheck.EQUAL)

@@ -219,7 +219,7 @@ async def test_a_line_without_a_label_fails_before_anything_is_sampled() -> None
     assert engine.requests == []
 
 
-def test_the_registry_finds_it() -> None:
+def test_the_registry_finds_the_generator() -> None:
     plugin = load("math")
     assert plugin.reward_range == (0.0, 1.0)
     assert not plugin.needs_ray

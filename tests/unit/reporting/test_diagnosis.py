@@ -133,7 +133,7 @@ def test_each_situation_has_its_sentence(changes: dict[str, Any], code: str, wor
 
 
 @pytest.mark.parametrize("changes", [changes for changes, _, _ in SITUATIONS])
-def test_who_stands_still_is_told_what_to_do(changes: dict[str, Any]) -> None:
+def test_each_explanation_that_is_not_ok_has_advice(changes: dict[str, Any]) -> None:
     for one in explain_job(replace(AT_WORK, **changes)):
         assert one.advice or one.severity is Severity.OK
 
@@ -153,7 +153,7 @@ def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FINISHED])
-def test_a_job_of_which_nothing_comes_is_red_while_it_runs_and_when_it_is_over(state: JobState) -> None:
+def test_a_job_whose_groups_are_all_filtered_is_stopped_in_its_explanation(state: JobState) -> None:
     nothing = Cause(CauseCode.NO_GROUP_READY, "all 3 groups were filtered")
     cause = nothing if state is JobState.FINISHED else causes.NO_CAUSE
     vain = replace(AT_WORK, state=state, cause=cause, groups={"filtered": 3})

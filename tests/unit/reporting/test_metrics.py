@@ -121,7 +121,7 @@ def test_metrics_and_jobs_agree_after_whatever_happens(client: FlaskClient, seed
     assert sum(states.values()) > 0
 
 
-def test_ages_are_told(client: FlaskClient) -> None:
+def test_metrics_have_the_ages_of_polls_groups_and_heartbeats(client: FlaskClient) -> None:
     client.post("/start_rollout", data=json.dumps({"task_type": "external", "job_id": "j"}))
     metrics = scrape(client)
     assert metrics["rollout_buffer_poll_age_seconds"] == {}

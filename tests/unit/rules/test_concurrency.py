@@ -38,7 +38,7 @@ SOME = Bounds(min_limit=4, max_limit=1024, step=4)
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=40))
-def test_it_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list[Load]) -> None:
+def test_the_limit_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list[Load]) -> None:
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
@@ -46,7 +46,7 @@ def test_it_stays_within_its_bounds_whatever_happens(bounds: Bounds, loads: list
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=40), st.integers(0, 512))
-def test_it_is_never_stuck_low_where_devices_idle_and_nothing_queues(
+def test_the_limit_rises_to_its_bound_while_devices_idle_and_nothing_queues(
     bounds: Bounds, loads: list[Load], free: int
 ) -> None:
     """After whatever happened: as soon as each further episode brings its share, it reaches its ceiling again."""
@@ -60,7 +60,7 @@ def test_it_is_never_stuck_low_where_devices_idle_and_nothing_queues(
 
 
 @given(BOUNDS, st.lists(LOADS, max_size=10), st.floats(0, 1000))
-def test_it_shrinks_when_the_engine_queues(bounds: Bounds, loads: list[Load], running: float) -> None:
+def test_the_limit_falls_when_the_engine_queues(bounds: Bounds, loads: list[Load], running: float) -> None:
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
@@ -73,7 +73,7 @@ def test_it_shrinks_when_the_engine_queues(bounds: Bounds, loads: list[Load], ru
 
 
 @given(st.integers(4, 1000), st.integers(1, 64))
-def test_it_grows_while_devices_idle_and_nothing_queues(limit: int, free: int) -> None:
+def test_the_limit_rises_while_devices_idle_and_nothing_queues(limit: int, free: int) -> None:
     now = ConcurrencyState(limit=limit, searching=False)
     load = Load(playing=limit, wanted=True, engine_running=limit, engine_waiting=0, devices_free=free)
     assert limit < adjust(now, load, SOME).limit <= limit + SOME.step
@@ -89,7 +89,7 @@ def test_the_first_search_doubles_and_ends_where_more_bring_nothing() -> None:
 
 
 @pytest.mark.parametrize("knee", [20, 100, 500])
-def test_it_settles_where_the_rate_stops_growing(knee: int) -> None:
+def test_the_limit_settles_where_the_rate_stops_growing(knee: int) -> None:
     now, limits = initial_state(SOME), []
     for _ in range(200):
         now = adjust(now, Load(playing=now.limit, wanted=True, rate=float(min(now.limit, knee))), SOME)
@@ -112,7 +112,7 @@ def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> Non
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_in_the_simulation_it_comes_close_to_the_best_fixed_number(setting: Setting) -> None:
+def test_in_the_simulation_the_limit_comes_close_to_the_best_fixed_number(setting: Setting) -> None:
     """The runner's own steering on a simulated clock; an hour of it, the ramp included."""
     runs = [asyncio.run(Simulation(setting, limit, seconds=3600, seed=5).run()) for limit in (64, None)]
     assert share_of_best(runs)["auto"] > 0.85

@@ -1,4 +1,4 @@
-"""Which numbers are rewards."""
+"""Which numbers and lists a generator may give as rewards."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def _after(seconds: float, reward: float) -> float:
     return reward
 
 
-async def test_what_was_said_before_an_attempt_failed_can_be_read_and_is_never_trained(
+async def test_messages_of_a_failed_attempt_can_be_read_and_are_never_trained(
     real_time_buffer: Buffer,
 ) -> None:
     def play(episode: EpisodeRequest) -> Any:

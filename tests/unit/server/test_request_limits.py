@@ -131,7 +131,7 @@ async def test_a_request_more_than_there_may_be_at_a_time_is_refused() -> None:
     assert ([type(error).__name__ for error in server.errors], len(server.bodies)) == (["UnavailableError"], 2)
 
 
-async def test_who_does_not_read_a_reply_is_left_after_its_deadline() -> None:
+async def test_a_client_that_does_not_read_its_reply_is_disconnected_at_its_deadline() -> None:
     await asyncio.wait_for(Server().serve(Client.whole(1, hangs=True)), 10)
 
 

@@ -1,4 +1,4 @@
-"""Which tokenizers a job may name."""
+"""Which tokenizers a job may name: folders under the roots, and names of the hub that the operator has allowed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_folder_in_a_root_or_on_the_list_is_taken(top: Path, folder: str) -> N
     check(top, str(top / folder))
 
 
-def test_so_are_an_allowed_name_of_the_hub_and_the_tokenizer_of_the_package(top: Path) -> None:
+def test_an_allowed_name_of_the_hub_and_the_tokenizer_of_the_package_are_taken(top: Path) -> None:
     check(top, "Qwen/Qwen3-8B")
     check(top, str(DEMO_TOKENIZER_PATH))
 
@@ -60,7 +60,7 @@ def test_another_folder_is_refused_in_one_sentence(top: Path, folder: str) -> No
 
 
 @pytest.mark.parametrize("named", ["Qwen/Qwen3-14B", "model", "http://host/model", "Qwen/Qwen3-8B/.."])
-def test_so_is_another_name(top: Path, named: str) -> None:
+def test_another_name_of_the_hub_is_refused_in_one_sentence(top: Path, named: str) -> None:
     with pytest.raises(
         InvalidPayloadError, match=r"is not a folder, or an allowed name of the model hub, that jobs may"
     ):
@@ -68,12 +68,12 @@ def test_so_is_another_name(top: Path, named: str) -> None:
 
 
 @pytest.mark.parametrize("named", ["~nobody-there/model", "../../etc", "~"])
-def test_so_is_what_only_looks_like_a_way_in(top: Path, named: str) -> None:
+def test_a_home_folder_or_a_relative_path_is_refused(top: Path, named: str) -> None:
     with pytest.raises(InvalidPayloadError, match="is not a folder that jobs may use"):
         check(top, named)
 
 
-def test_what_is_there_outside_is_not_told_from_what_is_not(top: Path) -> None:
+def test_a_refusal_does_not_say_whether_a_folder_outside_exists(top: Path) -> None:
     said = []
     for name in ("model", "nothing"):
         with pytest.raises(InvalidPayloadError) as refusal:

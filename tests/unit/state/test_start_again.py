@@ -128,7 +128,7 @@ def test_a_job_that_was_filled_to_its_end_is_delivered(buffer: Buffer) -> None:
     assert uids(buffer, poll(buffer, job)) == ["a0", "a1", "b0", "b1"]
 
 
-def test_what_somebody_looked_at_under_a_lease_is_the_trainers(buffer: Buffer) -> None:
+def test_groups_that_another_consumer_leased_are_delivered_to_the_first_trainer(buffer: Buffer) -> None:
     made = start_external(buffer, job_id="j")
     write_groups(buffer, made, "a")
     assert poll(buffer, made, lease_s=60) is not None

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.storage import data_dir
 from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_VERSION
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from tests.support import become_next_version, start_external, write, written
+from tests.support import start_external, use_next_schema, write, written
 
 BIG = [{"role": "user", "content": "x" * 100_000}]
 
@@ -114,7 +114,7 @@ def test_a_second_serve_is_refused_before_it_opens_or_migrates_anything(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = data_dir.acquire_ownership(folder)
-    become_next_version(monkeypatch, tmp_path)
+    use_next_schema(monkeypatch, tmp_path)
     monkeypatch.setattr(data_dir, "OWNERSHIP_TIMEOUT_S", 0.0)
     with pytest.raises(ConfigError, match="another rollout-buffer serve"):
         Supervisor(ServeSettings(data_dir=folder, port=1)).run()
@@ -126,7 +126,7 @@ def test_nobody_migrates_what_a_living_supervisor_of_another_version_has(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = data_dir.acquire_ownership(folder)
-    become_next_version(monkeypatch, tmp_path)
+    use_next_schema(monkeypatch, tmp_path)
     with pytest.raises(ConfigError, match="another version"):
         Store(folder)
     assert version(folder) == SCHEMA_VERSION

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.storage.pack_writer import Disk
 from slime_plugins.rollout_buffer.storage.storage_errors import storage_error
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.asgi_client import create_app
-from tests.small_disks import abort, fill, mounted, mounted_ext4
+from tests.small_disks import fill, make_read_only, mounted, mounted_ext4
 from tests.support import poll, polled_delivery, slot_counts, start_external, uids, write, written
 
 MIB = 1024 * 1024
@@ -171,7 +171,7 @@ def test_a_disk_that_does_not_work_is_a_sentence_with_what_to_do(
         (sqlite3.SQLITE_IOERR_WRITE, UnavailableError),
     ],
 )
-def test_everything_the_database_may_say_of_the_disk_has_a_type(
+def test_each_error_of_the_database_about_the_disk_has_its_class(
     tmp_path: Path, code: int, kind: type[RolloutBufferError]
 ) -> None:
     error = sqlite3.OperationalError("it fails")
@@ -190,7 +190,7 @@ def test_reads_go_on_when_the_file_system_turns_read_only(tmp_path: Path) -> Non
         job = start_external(buffer, 1, job_id="j")
         write(buffer, job, written("a"))
         assert buffer.store.trouble() is None
-        abort(disk)
+        make_read_only(disk)
         time.sleep(1.1)  # the disk is tried once a second
         assert describe_job(buffer.store, job)["outcomes"] == {"completed": 1}
         for refused in (lambda: write(buffer, job, written("b")), lambda: poll(buffer, job)):
@@ -209,7 +209,7 @@ def test_who_starts_on_a_file_system_that_turned_read_only_reads_and_refuses_wri
         job = start_external(first, 1, job_id="j")
         write(first, job, written("a"))
         first.store.clock.store_reference()
-        abort(disk)
+        make_read_only(disk)
         if dies:
             first.store.close()
         again = Buffer(Store(disk / "data"))

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.storage.data_dir import DATABASE
 from slime_plugins.rollout_buffer.storage.migrations import SCHEMA_FILE, SCHEMA_VERSION, create_database
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
-from tests.support import become_next_version, poll, start_external, uids, write, written
+from tests.support import poll, start_external, uids, use_next_schema, write, written
 
 
 def schema_of(opened: Store) -> dict[str, str]:
@@ -32,7 +32,7 @@ def test_the_next_version_migrates_a_database_once_keeps_its_rows_and_makes_new_
     job = start_external(before, 2)
     write(before, job, written("a1", "a"), written("a2", "a", 0.0), written("b1", "b"))
     before.store.close()
-    become_next_version(monkeypatch, tmp_path)
+    use_next_schema(monkeypatch, tmp_path)
     for _ in range(2):
         buffer = Buffer(Store(tmp_path / "data"))
         again = write(buffer, buffer.job(job.job_id), written("a1", "a"), written("b2", "b", 0.0))
@@ -90,7 +90,7 @@ def test_sessions_that_a_gateway_of_an_earlier_schema_had_open_are_given_up_with
 def test_a_step_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Store(tmp_path / "data").close()
     with monkeypatch.context() as patch:
-        become_next_version(patch, tmp_path, "CREATE TABLE more (key INTEGER); CREATE TABLE jobs (key INTEGER);")
+        use_next_schema(patch, tmp_path, "CREATE TABLE more (key INTEGER); CREATE TABLE jobs (key INTEGER);")
         with pytest.raises(sqlite3.OperationalError, match="jobs already exists"):
             Store(tmp_path / "data")
     opened = Store(tmp_path / "data")
@@ -103,7 +103,7 @@ def test_what_a_newer_version_wrote_is_refused_and_left_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        become_next_version(patch, tmp_path)
+        use_next_schema(patch, tmp_path)
         Store(tmp_path / "data").close()
     with pytest.raises(ConfigError, match=rf"schema {SCHEMA_VERSION + 1}, this version knows {SCHEMA_VERSION}\): use"):
         Store(tmp_path / "data")

@@ -190,14 +190,14 @@ def test_the_times_that_are_shown_follow_the_clock(machine: Machine, supervisor:
     assert start_external(supervisor, 1).created_at == machine.wall
 
 
-def test_a_torn_mark_is_none(machine: Machine, supervisor: Buffer, tmp_path: Path) -> None:
+def test_a_torn_mark_of_the_clock_is_ignored(machine: Machine, supervisor: Buffer, tmp_path: Path) -> None:
     content = (tmp_path / "clock").read_bytes()
     (tmp_path / "clock").write_bytes(content[:20] + b"\xff" + content[21:])
     machine.wall += DAY_S
     assert supervisor.store.clock() == machine.wall
 
 
-def test_who_looks_and_who_reports_goes_by_the_same_clock(machine: Machine, supervisor: Buffer) -> None:
+def test_readers_and_writers_go_by_the_same_clock(machine: Machine, supervisor: Buffer) -> None:
     start_external(supervisor, job_id="j")
     supervisor.beat(SUPERVISOR, 1, {})
     farm = {"pool": "p", "devices": []}

@@ -123,7 +123,7 @@ def test_consumed_ids_are_written_down_before_they_are_acknowledged(buffer: Loop
     assert [consumed for path, consumed in seen if path == "/ack"] == [["task-0", "task-1"]]
 
 
-async def test_it_runs_where_an_event_loop_is_running_already(buffer: LoopbackBuffer) -> None:
+async def test_a_rollout_runs_where_an_event_loop_is_running_already(buffer: LoopbackBuffer) -> None:
     args = args_for(buffer)
     output = generate_rollout(args, 0, CheckpointDataSource(args))
     again: Any = await generate_agent_rollout(args, 1, CheckpointDataSource(args))

@@ -67,7 +67,7 @@ def test_the_standard_deviation_is_the_one_slime_uses() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"rewards_normalization": False}, {"advantage_estimator": "ppo"}])
-def test_slimes_own_switches_turn_it_off(changes: dict[str, Any]) -> None:
+def test_slimes_own_switches_turn_normalization_off(changes: dict[str, Any]) -> None:
     assert normalized([sample(3.0), sample(1.0)], **changes) == [3.0, 1.0]
 
 

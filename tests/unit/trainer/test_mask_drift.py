@@ -13,7 +13,7 @@ from slime.utils.mask_drift import RebuiltTokens, RebuiltTurn, compare_with_rebu
 from slime.utils.mask_utils import DriftReport, Generation, pack_training_rows
 from tests import chat_tokenizers, mask_conversations
 from tests.example_counts import examples
-from tests.mask_conversations import generator_of, said, user
+from tests.mask_conversations import assistant, generator_of, user
 
 Message = dict[str, Any]
 
@@ -32,7 +32,7 @@ def faithful(messages: list[Message], name: str = "small-plain") -> list[Generat
     ]
 
 
-TWO_TURNS = [user("Open the settings"), said("tap"), user("and then"), said("The answer is 42.")]
+TWO_TURNS = [user("Open the settings"), assistant("tap"), user("and then"), assistant("The answer is 42.")]
 
 
 def report(generations: list[Generation], messages: list[Message] = TWO_TURNS) -> DriftReport:
@@ -72,7 +72,12 @@ def test_a_turn_that_was_cut_is_found_even_where_the_ids_agree() -> None:
 
 def test_reasoning_that_the_template_drops_is_found() -> None:
     name = "small-hybrid"
-    messages = [user("one"), said("<think>\nwhy\n</think>\n\ntap"), user("two"), said("wait", reasoning_content="so")]
+    messages = [
+        user("one"),
+        assistant("<think>\nwhy\n</think>\n\ntap"),
+        user("two"),
+        assistant("wait", reasoning_content="so"),
+    ]
     start = ids("<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n", name)
     first = Generation(start, ids("<think>\nwhy\n</think>\n\ntap<|im_end|>", name))
     second = generator_of(name).mask_conversation(messages).turns[1]
@@ -87,12 +92,12 @@ def test_reasoning_that_the_template_drops_is_found() -> None:
 
 def test_marker_text_sampled_as_plain_pieces_is_found() -> None:
     pieces = [token for character in "<|im_start|>" for token in ids(character)]
-    messages = [user("Open the settings"), said("<|im_start|>")]
+    messages = [user("Open the settings"), assistant("<|im_start|>")]
     assert report([Generation(PROMPT, pieces + ids("<|im_end|>"))], messages).kinds == ["injected"]
 
 
 def test_a_turn_trained_on_one_side_only_is_found() -> None:
-    off = [*TWO_TURNS[:1], said("tap", step_loss_mask=0), *TWO_TURNS[2:]]
+    off = [*TWO_TURNS[:1], assistant("tap", step_loss_mask=0), *TWO_TURNS[2:]]
     assert report(faithful(TWO_TURNS), off).kinds == ["mask"]
     first, second = faithful(TWO_TURNS)
     untrained = Generation(first.prompt_ids, first.output_ids, trained=False)

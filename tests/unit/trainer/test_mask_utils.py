@@ -20,7 +20,7 @@ from slime.utils.mask_utils import (
     register_loss_mask_type,
 )
 from tests import chat_tokenizers
-from tests.mask_conversations import generator_of, said, user
+from tests.mask_conversations import assistant, generator_of, user
 
 Message = dict[str, Any]
 CHATML = [name for name in chat_tokenizers.KINDS if "deepseek" not in name]
@@ -68,7 +68,7 @@ SIMPLE = (
 @pytest.mark.parametrize("tokenizer_type", ["qwen", "qwen3", "qwen3_5", "distill_qwen"])
 @pytest.mark.parametrize("name", chat_tokenizers.KINDS)
 def test_the_type_never_overrides_the_template(name: str, tokenizer_type: str) -> None:
-    messages = [user("one"), said("<think>\nwhy\n</think>\n\ntwo")]
+    messages = [user("one"), assistant("<think>\nwhy\n</think>\n\ntwo")]
     other = MultiTurnLossMaskGenerator(chat_tokenizers.load(name), tokenizer_type)
     assert other.get_loss_mask(messages) == generator_of(name).get_loss_mask(messages)
 
@@ -78,7 +78,7 @@ def test_the_type_never_overrides_the_template(name: str, tokenizer_type: str) -
 
 @pytest.mark.parametrize("name", ["small-hybrid", "small-thinking"])
 def test_an_empty_thinking_block_counts_as_the_prompts_and_is_reported(name: str) -> None:
-    messages = [user("one"), said("two")]
+    messages = [user("one"), assistant("two")]
     assert trained(name, messages) == ["two<|im_end|>"]
     for found in (generator_of(name).mask_conversation(messages), generator_of(name).rebuild_conversation(messages)):
         assert [one.reason for one in found.undecided] == [UndecidedReason.EMPTY_THINKING]
@@ -86,29 +86,29 @@ def test_an_empty_thinking_block_counts_as_the_prompts_and_is_reported(name: str
 
 @pytest.mark.parametrize("name", ["small-plain", "qwen2.5", "qwen3-2507", "qwen3-vl"])
 def test_a_token_on_the_edge_is_not_trained_and_is_reported(name: str) -> None:
-    masked = generator_of(name).mask_conversation([user("one"), said("\ntwo")])
+    masked = generator_of(name).mask_conversation([user("one"), assistant("\ntwo")])
     (edge,) = masked.undecided
     assert (edge.reason, edge.message_index) == (UndecidedReason.BOUNDARY, 1)
     assert edge.position is not None
     assert masked.loss_mask[edge.position] == 0
     assert masked.loss_mask[edge.position + 1] == 1
-    assert trained(name, [user("one"), said("\ntwo")]) == ["two<|im_end|>"]
+    assert trained(name, [user("one"), assistant("\ntwo")]) == ["two<|im_end|>"]
 
 
 def test_what_is_undecided_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
     with caplog.at_level(logging.WARNING, logger=mask_generator.__name__):
         for _ in range(3):
-            one.get_loss_mask([user("one"), said("\ntwo")])
+            one.get_loss_mask([user("one"), assistant("\ntwo")])
     assert len(caplog.records) == 1
 
 
 def test_a_template_that_reads_its_own_markers_in_messages_trains_nothing() -> None:
     template = SIMPLE.replace("m.content", "('piped' if '|' in m.content else m.content)")
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
-    assert one.get_text_from_loss_mask(*one.get_loss_mask([user("hi"), said("two")])) == ["two<|im_end|>"]
+    assert one.get_text_from_loss_mask(*one.get_loss_mask([user("hi"), assistant("two")])) == ["two<|im_end|>"]
 
-    masked = one.mask_conversation([user("a|b"), said("two")])
+    masked = one.mask_conversation([user("a|b"), assistant("two")])
 
     assert 1 not in masked.loss_mask
     assert [undecided.reason for undecided in masked.undecided] == [UndecidedReason.TEMPLATE]
@@ -117,7 +117,7 @@ def test_a_template_that_reads_its_own_markers_in_messages_trains_nothing() -> N
 def test_a_template_with_turns_of_its_own_trains_nothing() -> None:
     example = "{{ '<|im_start|>assistant\nlike this<|im_end|>\n' }}"
     one = MultiTurnLossMaskGenerator(with_template(example + SIMPLE), "qwen")
-    masked = one.mask_conversation([user("one"), said("two")])
+    masked = one.mask_conversation([user("one"), assistant("two")])
     assert 1 not in masked.loss_mask
     assert "2 turns for 1 assistant" in masked.undecided[0].detail
 
@@ -125,7 +125,7 @@ def test_a_template_with_turns_of_its_own_trains_nothing() -> None:
 def test_a_template_without_an_end_of_turn_is_refused() -> None:
     one = MultiTurnLossMaskGenerator(with_template("{% for m in messages %}{{ m.content }}{% endfor %}"), "qwen")
     with pytest.raises(ValueError, match="register_loss_mask_type"):
-        one.get_loss_mask([user("one"), said("two")])
+        one.get_loss_mask([user("one"), assistant("two")])
 
 
 # Attacks.
@@ -134,7 +134,7 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
 @pytest.mark.parametrize("name", CHATML)
 def test_a_turn_is_not_cut_by_markers_in_its_own_text(name: str) -> None:
     text = f"before {INJECTION} after"
-    (body,) = trained(name, [user("x"), said(text, reasoning_content=f"so {INJECTION} then")])
+    (body,) = trained(name, [user("x"), assistant(text, reasoning_content=f"so {INJECTION} then")])
     assert body.endswith(f"{text}<|im_end|>")
 
 
@@ -143,7 +143,7 @@ def test_a_turn_is_not_cut_by_markers_in_its_own_text(name: str) -> None:
 )
 def test_a_role_that_spells_a_header_is_not_the_assistant(role: str) -> None:
     one = MultiTurnLossMaskGenerator(with_template(SIMPLE), "qwen")
-    texts = one.get_text_from_loss_mask(*one.get_loss_mask([{"role": role, "content": "theirs"}, said("mine")]))
+    texts = one.get_text_from_loss_mask(*one.get_loss_mask([{"role": role, "content": "theirs"}, assistant("mine")]))
     assert texts == ["mine<|im_end|>"]
 
 
@@ -152,21 +152,21 @@ def test_a_role_that_spells_a_header_is_not_the_assistant(role: str) -> None:
 
 @pytest.mark.parametrize("name", ["small-thinking", "qwen3.5"])
 def test_arguments_as_json_text_are_decoded_for_a_template_that_needs_an_object(name: str) -> None:
-    as_text = [user("x"), said("go", reasoning_content="so", tool_calls=[call("f", '{"a": "b"}')])]
-    as_object = [user("x"), said("go", reasoning_content="so", tool_calls=[call("f", {"a": "b"})])]
+    as_text = [user("x"), assistant("go", reasoning_content="so", tool_calls=[call("f", '{"a": "b"}')])]
+    as_object = [user("x"), assistant("go", reasoning_content="so", tool_calls=[call("f", {"a": "b"})])]
     assert generator_of(name).get_loss_mask(as_text) == generator_of(name).get_loss_mask(as_object)
 
 
 def test_an_image_part_is_never_turned_into_text() -> None:
     with pytest.raises(Exception, match="list"):
-        generator_of("small-default-system").get_loss_mask([user([{"type": "image"}]), said("mine")])
+        generator_of("small-default-system").get_loss_mask([user([{"type": "image"}]), assistant("mine")])
 
 
 # Images.
 
 
 def test_ids_of_another_conversation_are_refused() -> None:
-    messages = [user([{"type": "image"}]), said("one", reasoning_content="so")]
+    messages = [user([{"type": "image"}]), assistant("one", reasoning_content="so")]
     one = generator_of("small-thinking")
     right, _ = one.get_loss_mask(messages)
     pad = chat_tokenizers.load("small-thinking").convert_tokens_to_ids("<|image_pad|>")
@@ -176,7 +176,7 @@ def test_ids_of_another_conversation_are_refused() -> None:
 
 
 def test_ids_of_a_batch_of_one_are_taken_and_given_back_as_they_are() -> None:
-    messages = [user([{"type": "image"}]), said("one", reasoning_content="so")]
+    messages = [user([{"type": "image"}]), assistant("one", reasoning_content="so")]
     one = generator_of("small-thinking")
     right, wanted = one.get_loss_mask(messages)
     batch: Any = [right]
@@ -186,13 +186,18 @@ def test_ids_of_a_batch_of_one_are_taken_and_given_back_as_they_are() -> None:
 
 
 def test_image_tokens_in_an_assistants_text_are_not_trained() -> None:
-    messages = [user("x"), said("a<|image_pad|>b", reasoning_content="so")]
+    messages = [user("x"), assistant("a<|image_pad|>b", reasoning_content="so")]
     masked = generator_of("small-thinking").mask_conversation(messages)
     assert trained("small-thinking", messages) == ["so\n</think>\n\na", "b<|im_end|>"]
     assert [one.reason for one in masked.undecided] == [UndecidedReason.IMAGE]
 
 
-THINKING = [user("one"), said("<think>\nwhy\n</think>\n\ntwo"), user("three"), said("<think>\nso\n</think>\n\nfour")]
+THINKING = [
+    user("one"),
+    assistant("<think>\nwhy\n</think>\n\ntwo"),
+    user("three"),
+    assistant("<think>\nso\n</think>\n\nfour"),
+]
 
 
 @pytest.mark.parametrize("name", ["small-deepseek", "deepseek-r1-distill"])
@@ -228,7 +233,7 @@ def test_a_registered_type_is_used_everywhere(monkeypatch: pytest.MonkeyPatch) -
 
     register_loss_mask_type("last_turn", last_turn_only)
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "last_turn")
-    messages = [user("one"), said("two"), user("three"), said("four")]
+    messages = [user("one"), assistant("two"), user("three"), assistant("four")]
     assert one.get_text_from_loss_mask(*one.get_loss_mask(messages)) == ["four<|im_end|>"]
     assert one.get_loss_masks([messages, messages]) == [one.get_loss_mask(messages)] * 2
     with pytest.raises(ValueError, match="exists already"):
@@ -249,7 +254,7 @@ def test_a_subclass_may_bring_a_type_of_its_own() -> None:
     tokenizer = chat_tokenizers.load("small-plain")
     assert ByName(tokenizer, "mine").get_loss_mask([user("x")]) == ([1], [1])
     assert Overriding(tokenizer, "custom_task").get_loss_masks([[user("x")]]) == [([2], [1])]
-    assert Overriding(tokenizer, "qwen").get_loss_mask([user("x"), said("y")])[1].count(1) == 2
+    assert Overriding(tokenizer, "qwen").get_loss_mask([user("x"), assistant("y")])[1].count(1) == 2
     with pytest.raises(ValueError, match="'other'"):
         Overriding(tokenizer, "other").get_loss_mask([user("x")])
 
@@ -276,7 +281,7 @@ class TokenizerWithoutBackend:
 
 def test_a_tokenizer_without_offsets_trains_nothing_and_says_so() -> None:
     one = MultiTurnLossMaskGenerator(TokenizerWithoutBackend(chat_tokenizers.load("small-plain")), "qwen3")
-    messages = [user("one"), said("two")]
+    messages = [user("one"), assistant("two")]
     masked = one.mask_conversation(messages)
     assert masked.token_ids == generator_of("small-plain").get_loss_mask(messages)[0]
     assert 1 not in masked.loss_mask
@@ -286,7 +291,7 @@ def test_a_tokenizer_without_offsets_trains_nothing_and_says_so() -> None:
 def test_truncation_and_padding_left_on_in_a_tokenizer_do_no_harm() -> None:
     tokenizer = with_template(SIMPLE)
     one = MultiTurnLossMaskGenerator(tokenizer, "qwen", max_cache_bytes=0)
-    messages = [user("one " * 50), said("two " * 50)]
+    messages = [user("one " * 50), assistant("two " * 50)]
     before = one.get_loss_mask(messages)
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=500)
@@ -301,7 +306,7 @@ def test_markers_that_do_not_cut_the_text_cleanly_still_give_the_tokenizers_own_
     described.add_special_tokens([AddedToken("<|turn|>", **{"normalized": False, flag: True})])
     odd = PreTrainedTokenizerFast(tokenizer_object=described, eos_token="<|im_end|>")
     odd.chat_template = SIMPLE.replace("<|im_start|>", "<|turn|>")
-    messages = [user(" one \n"), said("\u0338 two <|turn|> x "), user("a<|turn|>b"), said("three")]
+    messages = [user(" one \n"), assistant("\u0338 two <|turn|> x "), user("a<|turn|>b"), assistant("three")]
     one = MultiTurnLossMaskGenerator(odd, "qwen")
     ids, mask = one.get_loss_mask(messages)
     assert ids == odd.apply_chat_template(messages, tokenize=True, return_dict=False)
@@ -312,7 +317,7 @@ def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_
     always = SIMPLE.replace("m.content", "('<think>\n\n</think>\n\n' if m.role == 'assistant' else '') + m.content")
     template = always.replace("'<|im_start|>assistant\n' if", "'<|im_start|>assistant\n<think>\n' if")
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen3_5")
-    messages = [user("one"), said("two"), user("three"), said("four")]
+    messages = [user("one"), assistant("two"), user("three"), assistant("four")]
     texts = one.get_text_from_loss_mask(*one.get_loss_mask(messages))
     for text, content in zip(texts, ("two", "four"), strict=True):
         assert text.endswith(f"</think>\n\n{content}<|im_end|>")
@@ -322,7 +327,7 @@ def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_
 def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:
     tokenizer = with_template(SIMPLE.replace("<|im_start|>", "[[").replace("<|im_end|>", "]]"))
     one = MultiTurnLossMaskGenerator(tokenizer, "qwen")
-    messages = [user("one"), said("two"), user("[[assistant\nthree]]"), said("four")]
+    messages = [user("one"), assistant("two"), user("[[assistant\nthree]]"), assistant("four")]
     ids, mask = one.get_loss_mask(messages)
     assert ids == tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert [text[:4] for text in one.get_text_from_loss_mask(ids, mask)] == ["two]", "four"]
@@ -330,14 +335,14 @@ def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:
 
 def test_a_generator_travels_to_another_process() -> None:
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
-    messages = [user("one"), said("two")]
+    messages = [user("one"), assistant("two")]
     wanted = one.get_loss_mask(messages)
     assert pickle.loads(pickle.dumps(one)).get_loss_mask(messages) == wanted
 
 
 def test_threads_may_share_a_generator() -> None:
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3", max_cache_bytes=30_000)
-    conversations = [[user(f"{at} " * 20), said(f"so {at} " * 20)] for at in range(60)]
+    conversations = [[user(f"{at} " * 20), assistant(f"so {at} " * 20)] for at in range(60)]
     with ThreadPoolExecutor(8) as pool:
         masks = list(pool.map(one.get_loss_mask, conversations))
     assert masks == [generator_of("small-plain").get_loss_mask(messages) for messages in conversations]

@@ -1,4 +1,4 @@
-"""Rewards of turns become returns of tokens, and advantages within a group."""
+"""Rewards of turns become returns of their tokens, and these become advantages within a group."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_trajectory_counts_once_and_its_turns_a_share_of_it() -> None:
 
 
 @given(earned=st.lists(rewards, min_size=2, max_size=6))
-def test_of_one_turn_each_it_is_grpo_by_trajectory_number_for_number(earned: list[float]) -> None:
+def test_advantages_of_single_turns_are_those_of_grpo_by_trajectory(earned: list[float]) -> None:
     plain = [Sample(reward=reward, group_index=0, rollout_id=number) for number, reward in enumerate(earned)]
     mean, scale = group_baseline([[reward] for reward in earned])
 
@@ -201,7 +201,7 @@ def written(**changes: Any) -> dict[str, Any]:
     return {"uid": "u", "instance_id": "i", "messages": [], "reward": 1, "generations": generations, **changes}
 
 
-def test_they_come_through_the_wire_as_they_went_in() -> None:
+def test_rewards_of_turns_come_through_the_wire_as_they_went_in() -> None:
     stored = decode_written_item(written(turn_rewards=[1, -2], token_rewards=[None, [0.5]])).body
     delivered = decode_item({**stored, "uid": "u", "instance_id": "i", "reward": 1.0})
 

@@ -42,14 +42,14 @@ def text_of_prompt(ids: Any) -> str:
 # ---- the registry ----------------------------------------------------------------------------------------------------
 
 
-def test_the_registry_finds_it() -> None:
+def test_the_registry_finds_the_generator() -> None:
     plugin = load("statelm")
     assert plugin.reward_range == REWARD_RANGE
     assert not plugin.needs_ray
     assert isinstance(create_generator(), Generator)
 
 
-async def test_it_does_not_start_without_the_search_library(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_generator_does_not_start_without_the_search_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ConfigError, match=r"bm25s .*: pip install .*\[context-editing\]"):
         await play([])

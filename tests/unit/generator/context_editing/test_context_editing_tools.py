@@ -168,7 +168,7 @@ async def test_siblings_share_one_document_and_one_index() -> None:
     assert len({id(index) for index in indices}) == 1
 
 
-def test_the_budget_is_told() -> None:
+def test_the_tool_for_the_budget_says_used_and_left_tokens() -> None:
     assert ask(toolbox(used=300), "checkBudget").message == {
         "tokens_used": 300, "tokens_left": 600, "max_model_length": 1000, "kept_for_a_turn": 100,
     }  # fmt: skip

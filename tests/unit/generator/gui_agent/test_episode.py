@@ -317,7 +317,7 @@ async def test_a_language_only_policy_reads_the_screen_and_gets_no_image(mode: s
     assert len(rows) == (1 if mode == "incremental" else 2)
 
 
-# --- episodes that go in circles -------------------------------------------------------------------------------------
+# --- episodes that repeat themselves ---------------------------------------------------------------------------------
 
 
 class StillScreen(HeldFakeDevice):

@@ -1,4 +1,4 @@
-"""What the agent reads."""
+"""The prompts that an agent at a screen reads."""
 
 from __future__ import annotations
 
