@@ -1,11 +1,11 @@
-"""Writes an input file for the ``statelm`` task type: questions over long documents that are made up on the way.
+"""Writes an input file for the ``statelm`` task type: questions over long documents, both of which it makes up.
 
     python tools/generate_documents.py [--lines 24] [--min_tokens 4000] [--max_tokens 200000] [--output FILE]
 
-Three kinds of questions, in turn: a *needle* stands in one place, a *sum* and a *list* are collected from several. Each
-document is the log of a harbour: small talk, the facts that answer the question, and facts that look like them. Lengths
-are spread evenly on a log scale. The same arguments give the same file, byte for byte. Needs the standard library only,
-and transformers for ``--tokenizer_path``; without it a token is taken to be 4.7 characters, as Qwen3's.
+There are three kinds of questions, in turn. The answer to a *needle* stands in one place; a *sum* and a *list* need
+facts from several places. Each document is the log of a harbour: small talk, the facts that answer the question, and
+facts that look like them. Lengths are spread evenly on a log scale. The same arguments give the same file, byte for
+byte. ``--tokenizer_path`` needs transformers; without it a token counts as 4.7 characters, the mean of Qwen3's.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ CLOSINGS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A question with its answer; ``facts`` answer it, ``others`` only look as if they did."""
+    """A question with its answer; ``facts`` answer it, ``decoys`` only look as if they did."""
 
     text: str
     label: str | int | list[str]
     facts: tuple[str, ...]
-    others: tuple[str, ...]
+    decoys: tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns 0."""
     options = _parse(arguments)
-    count = _counter(options.tokenizer_path)
+    count = _token_counter(options.tokenizer_path)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w", encoding="utf-8") as file:
         for line in generate(options.lines, (options.min_tokens, options.max_tokens), seed=options.seed, count=count):
@@ -95,14 +95,14 @@ def generate(
     for number in range(lines):
         source = random.Random(f"{seed}/{number}")
         kind = kinds[number % len(kinds)]
-        wanted = _spread(number, lines, tokens)
-        yield _line(f"{kind}_{number}", kind, KINDS[kind](source), wanted, source, count or _estimated)
+        length = _document_length(number, lines, tokens)
+        yield _line(f"{kind}_{number}", kind, KINDS[kind](source), length, source, count or _estimate)
 
 
 def _line(
-    instance_id: str, kind: str, question: Question, wanted: int, source: random.Random, count: Callable[[str], int]
+    instance_id: str, kind: str, question: Question, length: int, source: random.Random, count: Callable[[str], int]
 ) -> dict[str, Any]:
-    document, depths = _document(question, wanted, source, count)
+    document, depths = _document(question, length, source, count)
     facts = {"kind": kind, "tokens": count(document), "evidence": len(question.facts), "depths": depths}
     return {
         "instance_id": instance_id,
@@ -114,17 +114,17 @@ def _line(
 
 
 def _document(
-    question: Question, wanted: int, source: random.Random, count: Callable[[str], int]
+    question: Question, length: int, source: random.Random, count: Callable[[str], int]
 ) -> tuple[str, list[float]]:
-    """Returns a text of about ``wanted`` tokens, and how deep in it each fact stands, from 0 to 1."""
-    facts = [*question.facts, *question.others]
+    """Returns a text of about ``length`` tokens, and how deep in it each of the question's facts stands, 0 to 1."""
+    facts = [*question.facts, *question.decoys]
     paragraphs: list[list[str]] = []
     total = count(" ".join(facts))
-    while total < wanted or len(paragraphs) < len(facts):
+    while total < length or len(paragraphs) < len(facts):
         paragraph = [_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)]
-        total += count(" ".join(paragraph)) + 1
+        total += count(" ".join(paragraph)) + 1  # for the blank line between two paragraphs
         paragraphs.append(paragraph)
-    while count(_text_of(paragraphs)) + count(" ".join(facts)) < wanted:  # the parts may count for more than the whole
+    while count(_text_of(paragraphs)) + count(" ".join(facts)) < length:  # the parts may count for more than the whole
         paragraphs.append([_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)])
     places = source.sample(range(len(paragraphs)), len(facts))
     for place, fact in zip(places, facts, strict=True):
@@ -147,17 +147,18 @@ def _small_talk(source: random.Random) -> str:
 
 
 def _needle(source: random.Random) -> Question:
-    place, *others = source.sample(PLACES, 5)
+    place, *other_places = source.sample(PLACES, 5)
     codes = source.sample(range(1000, 10_000), 5)
     written = [f"{source.choice('KLMNPRTX')}{source.choice('AEHJ')}-{code}" for code in codes]
     facts = [
-        f"The access code of the {one} archive is {code}." for one, code in zip((place, *others), written, strict=True)
+        f"The access code of the {name} archive is {code}."
+        for name, code in zip((place, *other_places), written, strict=True)
     ]
     return Question(
         text=f"What is the access code of the {place} archive?",
         label=written[0],
         facts=(facts[0],),
-        others=tuple(facts[1:]),
+        decoys=tuple(facts[1:]),
     )
 
 
@@ -166,12 +167,12 @@ def _sum(source: random.Random) -> Question:
     good, *other_goods = source.sample(GOODS, 5)
     entries = iter(source.sample(range(1000, 10_000), 20))
     crates = [source.randint(2, 99) for _ in range(source.randint(3, 5))]
-    others = [(ship, other) for other in other_goods[:3]] + [(other, good) for other in other_ships[:3]]
+    decoys = [(ship, other) for other in other_goods[:3]] + [(other, good) for other in other_ships[:3]]
     return Question(
         text=f"How many crates of {good} did the {ship} unload in total? Answer with the number.",
         label=sum(crates),
         facts=tuple(_entry(next(entries), ship, number, good) for number in crates),
-        others=tuple(_entry(next(entries), who, source.randint(2, 99), what) for who, what in others),
+        decoys=tuple(_entry(next(entries), who, source.randint(2, 99), what) for who, what in decoys),
     )
 
 
@@ -179,12 +180,12 @@ def _list(source: random.Random) -> Question:
     ships = source.sample(SHIPS, source.randint(2, 4))
     good, *other_goods = source.sample(GOODS, 5)
     entries = iter(source.sample(range(1000, 10_000), 20))
-    others = [(source.choice(SHIPS), other) for other in other_goods]
+    decoys = [(source.choice(SHIPS), other) for other in other_goods]
     return Question(
         text=f"Which ships unloaded crates of {good}? Answer with their names, separated by commas.",
         label=sorted(ships),
         facts=tuple(_entry(next(entries), ship, source.randint(2, 99), good) for ship in ships),
-        others=tuple(_entry(next(entries), ship, source.randint(2, 99), other) for ship, other in others),
+        decoys=tuple(_entry(next(entries), ship, source.randint(2, 99), other) for ship, other in decoys),
     )
 
 
@@ -198,20 +199,20 @@ def _entry(number: int, ship: str, crates: int, good: str) -> str:
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def _spread(number: int, lines: int, tokens: tuple[int, int]) -> int:
-    """Returns the length of one document: from the shortest to the longest, evenly by factors."""
+def _document_length(number: int, lines: int, tokens: tuple[int, int]) -> int:
+    """Returns the tokens of one document; each document is longer than the one before by the same factor."""
     low, high = tokens
     share = number / max(lines - 1, 1)
     return round(math.exp(math.log(low) * (1 - share) + math.log(high) * share))
 
 
-def _estimated(text: str) -> int:
+def _estimate(text: str) -> int:
     return int(len(text) / CHARACTERS_PER_TOKEN)
 
 
-def _counter(tokenizer_path: Path | None) -> Callable[[str], int]:
+def _token_counter(tokenizer_path: Path | None) -> Callable[[str], int]:
     if tokenizer_path is None:
-        return _estimated
+        return _estimate
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, local_files_only=True)
@@ -228,7 +229,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lines", type=int, default=24, help="how many questions (default: 24)")
     parser.add_argument("--min_tokens", type=int, default=4_000, help="length of the shortest document (4000)")
     parser.add_argument("--max_tokens", type=int, default=200_000, help="length of the longest document (200000)")
-    parser.add_argument("--seed", type=int, default=SEED, help="another one gives other questions (default: 7)")
+    parser.add_argument("--seed", type=int, default=SEED, help="another seed gives other questions (default: 7)")
     parser.add_argument("--tokenizer_path", type=Path, help="folder of a tokenizer to count with")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="default: data/documents.jsonl")
     options = parser.parse_args(arguments)

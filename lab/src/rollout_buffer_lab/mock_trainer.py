@@ -1,8 +1,8 @@
 """A trainer without a model, for the demo and the tests: calls a rollout function as slime's trainer does.
 
 It calls ``generate_rollout`` for one rollout after the other with slime's argument names, checks every batch as slime's
-RolloutManager would, and writes the checkpoint that slime's data source writes: metadata yes, buffered groups no. It
-learns nothing.
+RolloutManager would, and writes the checkpoint that slime's data source writes, which holds its metadata but not its
+buffered groups. It learns nothing.
 """
 
 from __future__ import annotations
@@ -57,12 +57,16 @@ DEFAULT_ARGUMENTS: dict[str, Any] = {
 
 
 def trainer_args(**changes: Any) -> Namespace:
-    """Returns the arguments an agent rollout reads, under slime's names; ``changes`` may add ``rollout_buffer_*``."""
+    """Returns the arguments that an agent rollout reads, under slime's names.
+
+    ``changes`` replace defaults, and may add ``rollout_buffer_*`` arguments.
+    """
     return Namespace(**{**DEFAULT_ARGUMENTS, **changes})
 
 
 class CheckpointDataSource:
-    """slime's data source with a buffer, without a prompt file: groups in memory, metadata in checkpoints.
+    """Stands in for slime's data source with a buffer: groups are in memory, metadata in checkpoints, and no prompt
+    file is read.
 
     ``save`` and ``load`` use one JSON file per rollout under ``args.save`` and ``args.load``.
     """
@@ -74,7 +78,7 @@ class CheckpointDataSource:
         self._filter = _first_groups if args.buffer_filter_path is None else _load_function(args.buffer_filter_path)
 
     def get_samples(self, num_samples: int) -> list[Group]:
-        """Returns that many groups: from the buffer through its filter, and bare prompts for what is missing."""
+        """Returns ``num_samples`` groups: those that the buffer's filter chooses, then groups of empty Samples."""
         groups: list[Group] = []
         if self._buffer and num_samples:
             groups = self._filter(self._args, None, self._buffer, num_samples)
@@ -113,7 +117,7 @@ class CheckpointDataSource:
         os.replace(partial, path)
 
     def load(self, rollout_id: int) -> None:
-        """Reads the metadata of a checkpoint; one that is not there is an empty one."""
+        """Reads the metadata of a checkpoint; without its file nothing changes."""
         path = _checkpoint(self._args.load, rollout_id) if self._args.load else None
         if path is not None and path.exists():
             self._metadata = json.loads(path.read_text(encoding="utf-8"))
@@ -121,7 +125,7 @@ class CheckpointDataSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutRecord:
-    """Result of one rollout. ``rewards`` are the loss's inputs, one per sample."""
+    """Result of one rollout. ``rewards`` are post-processed as for the loss, one per sample."""
 
     rollout_id: int
     groups: Sequence[Group]
@@ -131,7 +135,7 @@ class RolloutRecord:
 
 
 class MockTrainer:
-    """A run of a trainer: start from a checkpoint or from scratch, rollouts, checkpoints."""
+    """Takes rollouts and saves checkpoints, from a checkpoint or from scratch on."""
 
     def __init__(self, args: Namespace, *, start_rollout_id: int = 0) -> None:
         """A ``start_rollout_id`` above 0 loads the checkpoint of the rollout before it."""
@@ -144,7 +148,9 @@ class MockTrainer:
     def train(
         self, rollouts: int, *, save_interval: int | None = 1, on_rollout: Callable[[RolloutRecord], None] | None = None
     ) -> list[RolloutRecord]:
-        """Runs that many rollouts and returns their results; None saves no checkpoint.
+        """Runs ``rollouts`` rollouts and returns their results.
+
+        A checkpoint is saved after every ``save_interval`` rollouts, with None never.
 
         Raises:
             ValueError: a batch is not what slime's RolloutManager takes.
@@ -161,7 +167,7 @@ class MockTrainer:
         return records
 
     def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
-        """Plays the evaluation sets once and returns rewards, truncated and samples of each."""
+        """Plays the evaluation sets once and returns ``rewards``, ``truncated`` and ``samples`` of each set."""
         output = generate_rollout(self.args, rollout_id, self.data_source, evaluation=True)
         if not isinstance(output, RolloutFnEvalOutput):
             raise TypeError(f"an evaluation returned {type(output).__name__}")
@@ -196,9 +202,9 @@ def check_batch(args: Namespace, groups: Sequence[Group]) -> None:
     Raises:
         ValueError: a rule is broken; the message names it.
     """
-    members = sum(len(group) for group in groups)
-    if members != args.n_samples_per_prompt * args.rollout_batch_size:
-        raise ValueError(f"{members} trajectories, not {args.rollout_batch_size} times {args.n_samples_per_prompt}")
+    count = sum(len(group) for group in groups)
+    if count != args.n_samples_per_prompt * args.rollout_batch_size:
+        raise ValueError(f"{count} trajectories, not {args.rollout_batch_size} times {args.n_samples_per_prompt}")
     samples = flat_samples(groups)
     trajectories = {id(member): flat_samples(member) for group in groups for member in group}
     if len({rows[0].rollout_id for rows in trajectories.values()}) != len(trajectories):

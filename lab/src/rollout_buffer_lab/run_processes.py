@@ -1,4 +1,4 @@
-"""A run of ``demo`` or ``learn``: its folder, which each run empties first, and its buffer and engine."""
+"""The buffer and the engine of a run of ``demo`` or ``learn``, in a folder that each run empties first."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ def buffer_and_engine(
     error: type[RolloutBufferError],
     environment: Mapping[str, str],
 ) -> Iterator[tuple[str, str]]:
-    """Runs ``serve`` and ``engine`` with these arguments and free ports; yields both URLs, and ends what it began.
+    """Runs ``serve`` and ``engine`` with these arguments on free ports; stops both at the end of the context.
 
-    Logs and the buffer's data are in ``run``. Without ``engine`` only the buffer runs.
+    Yields the URLs of the buffer and of the engine. Logs and the buffer's data are in the folder ``run``. With None for
+    ``engine`` only the buffer runs, and nothing answers at the engine's URL.
 
     Raises:
-        RolloutBufferError: an ``error``, if one of them does not start; the message has the end of its log.
+        RolloutBufferError: a process does not start. The exception is an ``error``; its message has the end of the log.
     """
     # A local run: a token for another buffer must be neither required nor sent.
     os.environ.pop("ROLLOUT_BUFFER_TOKEN", None)

@@ -114,6 +114,15 @@ def test_log_probs_of_other_weights_stop_the_step_before_anything_is_trained() -
     assert trainer.version == 0
 
 
+def test_a_step_without_a_trajectory_to_train_is_refused_in_a_sentence() -> None:
+    trainer = GrpoTrainer(policy(), LOOSE)
+
+    with pytest.raises(ValueError, match="a step needs a trajectory that is no dummy"):
+        trainer.step([trajectory(), trajectory()])
+
+    assert trainer.version == 0
+
+
 def late(trajectories: list[RolloutTrajectory]) -> list[RolloutTrajectory]:
     return corruption_of(Arm.LATE_MASK, policy(), 0)(trajectories)
 

@@ -11,6 +11,7 @@ pytest.importorskip("torch", reason="the policy needs torch")
 
 from typer.testing import CliRunner
 
+from lab.tests.tiny_policy import policy
 from rollout_buffer_lab.learning import run, service
 from rollout_buffer_lab.learning.grpo import StepReport
 from rollout_buffer_lab.learning.run import LearnSettings, Outcome, Step, learn, outcome_of
@@ -32,6 +33,30 @@ def test_a_model_or_an_input_in_the_folder_of_the_run_is_refused_and_stays(tmp_p
             learn(settings, print, print)
 
     assert earlier.read_text() == "{}"
+
+
+@pytest.mark.parametrize("line", ["5", "[0.5]", '"reward"', '{"reward": null}', '{"step": 1}', "{"])
+def test_a_file_beside_that_is_no_metrics_file_is_refused_in_a_sentence(tmp_path: Path, line: str) -> None:
+    beside = tmp_path / "metrics.jsonl"
+    beside.write_text(f"{line}\n")
+
+    with pytest.raises(ConfigError, match=r"is no metrics\.jsonl of an earlier run"):
+        learn(LearnSettings(folder=tmp_path / "folder", beside=(beside,)), print, print)
+
+
+def test_a_run_ends_with_the_reason_when_nothing_of_a_step_can_be_trained(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    dummy = Mock(is_dummy=True, dummy_reason="its tokens are too old")
+    feed, client, weights = Mock(), Mock(), Mock()
+    feed.next_batch.return_value = Mock(trajectories=[dummy], groups=[Mock(trajectories=[dummy])])
+    groups = {"open": 0, "ready": 1, "leased": 0, "delivered": 0, "filtered": 0}
+    client.job.return_value = {"state": "finished", "groups": groups, "attempts": {}}
+    client.groups.return_value = {"groups": [], "next_cursor": None}
+    training = run._Training(LearnSettings(folder=tmp_path), tmp_path, policy(), feed, client, [], print)
+
+    outcome = training.play(weights)
+
+    assert outcome.stopped == "no trajectory of step 0 can be trained: its tokens are too old"
 
 
 def rising(steps: int) -> list[Step]:

@@ -345,7 +345,7 @@ class TestParts:
         generation.freeze()
         now[0] = 200.0
         seen.append(generation.produced)
-        generation.see_weights("v2")
+        generation.set_weight_version("v2")
         generation.thaw()
         now[0] = 200.5
         seen.append(generation.produced)
@@ -442,6 +442,7 @@ async def test_an_engine_that_others_reach_needs_a_token_and_answers_who_has_it(
         {"logit_bias": {"1": 1e308}},
         {"logit_bias": {str(token_id): 1 for token_id in range(5000)}},
         {"sampling_seed": "x"},
+        {"custom_params": 5},
     ],
     ids=lambda params: str(params)[:30],
 )

@@ -39,11 +39,11 @@ def demo(
         RolloutModeName, typer.Option(help="One growing sequence per episode, or a prompt and a row for every turn.")
     ] = RolloutModeName.INCREMENTAL,
 ) -> None:
-    """Play the whole thing on this machine: server, scripted engine, what is played on, and a trainer that polls."""
+    """Run server, scripted engine, simulated phones or web pages, and a trainer that polls, all on this machine."""
     from rollout_buffer_lab.cli.demo_run import DemoSettings, run_demo
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # without torch, which is not needed, it would warn
     with report_errors():
         settings = DemoSettings(
             folder=folder,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -49,7 +49,7 @@ GROUPS_PER_ROLLOUT = 4
 SAMPLES_PER_GROUP = 4
 REFRESH_S = 0.5
 NUM_EPOCH = 20
-"""Of 24 tasks: enough for the most rollouts that may be asked for, also where some groups are filtered."""
+"""Epochs of the input file's tasks: enough for the most rollouts that the command takes, with some groups filtered."""
 JOB_ID = "demo"
 
 ANDROID_WORLD, STATELM, MINIWOB = "android_world", "statelm", "miniwob"
@@ -65,8 +65,10 @@ class DemoError(RolloutBufferError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoSettings:
-    """How large the demo is and where it writes. ``phones`` are pages in ``miniwob``; neither they nor ``rollout_mode``
-    are for ``statelm``."""
+    """How large the demo is and where it writes.
+
+    ``phones`` is the number of web pages for ``miniwob``. ``statelm`` uses neither ``phones`` nor ``rollout_mode``.
+    """
 
     folder: Path
     task: str = ANDROID_WORLD
@@ -79,7 +81,7 @@ class DemoSettings:
 
 @dataclass(slots=True)
 class _Trainer:
-    """The trainer's thread: its batches so far, and its error."""
+    """What the trainer's thread runs: its batches so far, and its error."""
 
     settings: DemoSettings
     args: Namespace
@@ -127,7 +129,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
             client = RolloutBufferClient(buffer_url)
             _watch(trainer, client, console, settings)
             job = client.job(JOB_ID)
-            client.cancel(JOB_ID)  # who looks at it later opens what there is, and plays nothing
+            client.cancel(JOB_ID)  # a later serve on this folder shows the job, and plays no further episodes
     except KeyboardInterrupt:
         console.print(f"stopped before its end; logs: {_logs(run)}", soft_wrap=True)
         raise
@@ -135,7 +137,7 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     console.print(_summary(trainer.records))
     _check(trainer, job)
     seconds = time.monotonic() - started
-    message = f"{_count(trainer.records)} in {seconds:.0f} s; masks decode to exactly the policy's replies."
+    message = f"{_samples_and_rows(trainer.records)} in {seconds:.0f} s; masks decode to exactly the policy's replies."
     console.print(f"[green]All well[/]: {message}", markup=True)
     _print_paths(console, run, result_file, job["slots"])
 
@@ -148,7 +150,7 @@ def _what_is_played(settings: DemoSettings) -> str:
 
 
 def _input_file(settings: DemoSettings, run: Path) -> Path:
-    """The shipped tasks of phones and pages, or documents that are written now, more of them than rollouts need."""
+    """Returns the shipped input file of phones or pages; for documents writes one with more lines than are needed."""
     if settings.task in INPUT_FILES:
         return INPUT_FILES[settings.task]
     path = run / "documents.jsonl"
@@ -226,19 +228,19 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
         TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
     rollouts = progress.add_task("rollouts the trainer has", total=settings.rollouts)
-    needed = progress.add_task("groups ready for it", total=settings.rollouts * GROUPS_PER_ROLLOUT)
+    groups = progress.add_task("groups ready for it", total=settings.rollouts * GROUPS_PER_ROLLOUT)
     episodes = progress.add_task("episodes played", total=None)
     deadline = time.monotonic() + settings.timeout_s
     thread.start()
-    with Live(progress, console=console, refresh_per_second=4) as live, _no_retries_behind_an_interrupt():
+    with Live(progress, console=console, refresh_per_second=4) as live, _logs_silenced_on_interrupt():
         while thread.is_alive() and time.monotonic() < deadline:
             thread.join(REFRESH_S)
             job = _job_or_none(client)
             progress.update(rollouts, completed=len(trainer.records))
             if job is not None:
-                progress.update(needed, completed=_groups_for_trainer(job, settings))
+                progress.update(groups, completed=_groups_for_trainer(job, settings))
                 progress.update(episodes, completed=sum(job["outcomes"].values()))
-                live.update(_frame(progress, job))
+                live.update(Group(draw_job_status([job]), progress))
     if not console.is_terminal:
         console.line()  # Live ends its last line only on a terminal
     if thread.is_alive():
@@ -248,17 +250,14 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
 
 
 @contextmanager
-def _no_retries_behind_an_interrupt() -> Iterator[None]:
-    """Silences the trainer's thread, which retries against the stopped buffer until the process exits."""
+def _logs_silenced_on_interrupt() -> Iterator[None]:
+    """On an interrupt silences the log: the trainer's thread retries against the stopped buffer until the process
+    exits."""
     try:
         yield
     except KeyboardInterrupt:
         logging.getLogger(PACKAGE).setLevel(logging.ERROR)
         raise
-
-
-def _frame(progress: Progress, job: dict[str, Any]) -> RenderableType:
-    return Group(draw_job_status([job]), progress)
 
 
 def _groups_for_trainer(job: dict[str, Any], settings: DemoSettings) -> int:
@@ -284,13 +283,13 @@ def _summary(records: list[RolloutRecord]) -> Table:
     for record in records:
         for group in record.groups:
             samples = flat_samples(group)
-            firsts = [flat_samples(member)[0] for member in group]
+            first_rows = [flat_samples(member)[0] for member in group]
             table.add_row(
                 str(record.rollout_id),
                 str(samples[0].group_index),
                 str(samples[0].index),
-                "  ".join(f"{_raw_reward(sample):+.2f}" for sample in firsts),
-                " ".join(str(sample.metadata.get("steps", "?")) for sample in firsts),
+                "  ".join(f"{_raw_reward(sample):+.2f}" for sample in first_rows),
+                " ".join(str(sample.metadata.get("steps", "?")) for sample in first_rows),
                 str(sum(len(sample.tokens) for sample in samples)),
                 str(sum(sum(sample.loss_mask or []) for sample in samples)),
             )
@@ -303,7 +302,7 @@ def _trajectories(records: list[RolloutRecord]) -> list[list[Sample]]:
     return [flat_samples(member) for record in records for group in record.groups for member in group]
 
 
-def _count(records: list[RolloutRecord]) -> str:
+def _samples_and_rows(records: list[RolloutRecord]) -> str:
     trajectories = _trajectories(records)
     rows = sum(map(len, trajectories))
     return f"{len(trajectories)} samples" + (f" ({rows} rows)" if rows > len(trajectories) else "")
@@ -361,12 +360,12 @@ def _policy_replies(run: Path) -> dict[str, str]:
     store = Store(run / "data")
     buffer = Buffer(store)
     try:
-        return {uid: _turns(item["messages"]) for uid, item in buffer.items_of(buffer.job(JOB_ID))}
+        return {uid: _assistant_text(item["messages"]) for uid, item in buffer.items_of(buffer.job(JOB_ID))}
     finally:
         store.close()
 
 
-def _turns(messages: list[dict[str, Any]]) -> str:
+def _assistant_text(messages: list[dict[str, Any]]) -> str:
     return "".join(message["content"] + END_OF_TURN for message in messages if message["role"] == "assistant")
 
 
@@ -417,7 +416,7 @@ def _logs(run: Path) -> str:
 
 
 def _command_line() -> str:
-    """What to type for this command line: its name where a shell finds this very one, else its path."""
+    """Returns what a user types to run this installation: the bare name if a shell finds it there, else its path."""
     script = Path(sys.executable).with_name("rollout-buffer")
     on_path = shutil.which(script.name)
     if on_path is not None and Path(on_path).resolve() == script.resolve():

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of the command; those of a model's and those of the scripted policy's are ignored by the other."""
+    """Options of the command. With ``--model`` those of the scripted policy are ignored, without it the model's."""
 
     host: Annotated[str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")] = (
         DEFAULT_HOST
@@ -52,7 +52,7 @@ class EngineOptions:
         typer.Option(
             "--model",
             help="Folder of a small model in Hugging Face layout: serves it, by transformers, for laptops and tests.",
-            show_default="none: the stand-in",
+            show_default="none: the scripted policy",
         ),
     ] = None
     device: Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda or mps.")] = "auto"
@@ -60,15 +60,16 @@ class EngineOptions:
         str, typer.Option(help="The model's numbers: float32, bfloat16 or float16. A trainer's log-probs need float32.")
     ] = "float32"
     context_length: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a request of the model's.", show_default="the model's own")
+        int | None,
+        typer.Option(min=1, help="Most tokens of prompt and reply (--model).", show_default="the model's own"),
     ] = None
-    max_running: Annotated[int, typer.Option(min=1, help="Requests of the model's at once; others wait.")] = 32
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads of the model's.", show_default="torch's own")] = (
-        None
-    )
+    max_running: Annotated[int, typer.Option(min=1, help="Requests that the model serves at once; others wait.")] = 32
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads that the model runs on.", show_default="torch's own")
+    ] = None
     token_records: Annotated[
         bool,
-        typer.Option("--token-records", help="Tell made-up experts and ids that top_p kept, where asked."),
+        typer.Option("--token-records", help="Return made-up experts and top_p ids to requests that ask for them."),
     ] = False
 
 
@@ -78,7 +79,7 @@ def engine(options: EngineOptions, log_format: LogFormatOption = LogFormat.TEXT)
 
     Both are for laptops and tests.
     """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing: it is not needed
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # without torch, which is not needed, it would warn
     serve = _serve_policy if options.model is None else _serve_model
     serve(options, log_format)
 

@@ -6,7 +6,7 @@ import importlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.live import Live
@@ -18,7 +18,13 @@ from slime_plugins.rollout_buffer.install_hints import install_lab
 
 if TYPE_CHECKING:
     from rollout_buffer_lab.learning.arms import Arm
-    from rollout_buffer_lab.learning.run import LearnSettings, Outcome
+    from rollout_buffer_lab.learning.run import LearnSettings, Outcome, Step
+
+COLUMN_KEY = (
+    "reward: mean of all groups played, by turn where a turn earns one; groups: trained / played; clipped: share of "
+    "tokens clipped by PPO; gap: largest mean difference between the engine's log-probs and the trainer's; lag: weight "
+    "versions that tokens are behind; weight, cut: mean importance weight, share of weights cut; waited: for groups"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,7 @@ class LearnOptions:
         typer.Option(
             "--generator-dir",
             help="Folder with the task's file (docs/learning.md).",
-            show_default="tasks that come along",
+            show_default="the tasks of the package",
         ),
     ] = None
     input_file: Annotated[
@@ -46,7 +52,7 @@ class LearnOptions:
         str,
         typer.Option(
             "--arm",
-            help="What is spoilt: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
+            help="What is corrupted: true (nothing), late-mask, environment, shuffled-rewards, other-version, frozen, "
             "old-denominators, swapped-siblings or repeated.",
         ),
     ] = "true"
@@ -84,7 +90,7 @@ class LearnOptions:
             "--max-lag",
             min=0,
             help="Steps that playing may be ahead of training, and weight versions that a trained token may be behind.",
-            show_default="0: each waits for the other",
+            show_default="0: playing and training wait for each other",
         ),
     ] = 0
     max_new_tokens: Annotated[
@@ -92,7 +98,7 @@ class LearnOptions:
     ] = None
     tolerate_gap: Annotated[
         bool,
-        typer.Option(help="Train on although the engine's log-probs are not the trainer's, to see what comes of it."),
+        typer.Option(help="Go on training although the engine's log-probs are not the trainer's."),
     ] = False
     wandb: Annotated[bool, typer.Option(help="Also write an offline run of W&B.")] = False
     beside: Annotated[
@@ -112,7 +118,7 @@ class LearnOptions:
             generator_dir=self.generator_dir,
             input_file=self.input_file,
             mode=self.mode,
-            arm=_arm_called(self.arm),
+            arm=_arm_named(self.arm),
             seed=self.seed,
             steps=self.steps,
             groups=self.groups,
@@ -156,7 +162,7 @@ def _import_learning() -> None:
         raise typer.Exit(ExitCode.NO) from error
 
 
-def _arm_called(name: str) -> Arm:
+def _arm_named(name: str) -> Arm:
     from rollout_buffer_lab.learning.arms import Arm
 
     if name not in set(Arm):
@@ -165,7 +171,7 @@ def _arm_called(name: str) -> Arm:
 
 
 def _make_policy_or_learn(settings: LearnSettings, only_model: Path | None) -> bool:
-    """Writes the warmed-up policy alone where ``only_model`` names a folder; otherwise returns whether it learned."""
+    """Returns whether the reward of a run rose. With ``only_model`` it only writes the warmed-up policy there."""
     from rollout_buffer_lab.learning import run
 
     if only_model is not None:
@@ -193,13 +199,6 @@ def _print_outcome(outcome: Outcome, folder: Path) -> None:
 
 def _print_message(text: str) -> None:
     console.print(text, highlight=False, soft_wrap=True)
-
-
-COLUMN_KEY = (
-    "reward: mean of all groups played, by turn where a turn earns one; groups: trained / played; clipped: share of "
-    "tokens clipped by PPO; gap: largest mean difference between the engine's log-probs and the trainer's; lag: weight "
-    "versions that tokens are behind; weight, cut: mean importance weight, share of weights cut; waited: for groups"
-)
 
 
 class _StepTable:
@@ -233,8 +232,8 @@ class _StepTable:
         if self._live is not None and self._rows:
             self._live.stop()
 
-    def add(self, step: Any) -> None:
-        """Shows a step: a ``Step`` of the run."""
+    def add(self, step: Step) -> None:
+        """Shows the row of a step."""
         report = step.report
         self._rows.append(
             (

@@ -1,10 +1,10 @@
 """Continuous batching: requests join and leave between two forward passes; each pass samples one token per request.
 
-transformers' own ``ContinuousBatchingManager`` is not used: its log-probs are computed after top_p (a trainer
-recomputes those before it), it has no seed per request, cannot keep or drop a running request's KV cache at a weight
+transformers' own ``ContinuousBatchingManager`` is not used: its log-probs are computed after top_p, whereas a trainer
+recomputes those before top_p; it has no seed per request, cannot keep or drop a running request's KV cache at a weight
 update, and takes no images.
 
-Slots ``0 .. ready`` hold requests that decode, the following slots hold requests in prefill.
+The first ``_ready`` slots hold requests that decode, the following slots hold requests in prefill.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Request:
     """One running generation. ``ids`` are prompt and output; the decoding thread calls ``on_token`` after each token
     but the last, and ``on_finish`` once.
 
-    The first ``filled`` positions of its slot have keys and values, computed by the weights of ``epoch``.
+    The first ``filled`` positions of its slot have keys and values. ``epoch`` is the number of the weight update that
+    computed them, -1 before the request has a slot.
     """
 
     rid: str
@@ -65,23 +66,23 @@ class Request:
 
     @property
     def keys(self) -> list[int]:
-        """The key of the prefix cache: the ids, with the images instead of their tokens."""
+        """The key of the prefix cache: the ids, with numbers made of the images in place of image tokens."""
         return self.ids if self.image_prompt is None else [*self.image_prompt.keys, *self.output_ids]
 
     @property
-    def shows_images(self) -> bool:
-        """True if an image is still to be prefilled."""
+    def has_unread_images(self) -> bool:
+        """True if an image is not prefilled yet."""
         return self.image_prompt is not None and self.image_prompt.spans[-1][1] > self.filled
 
     def version_spans(self, current: str) -> list[tuple[str, int, int]]:
-        """Returns version, start and end of each chunk of output; one empty chunk of ``current`` if there is none."""
+        """Returns version, start and end of each span of output; without output an empty span of ``current``."""
         starts = [*self.versions, ("", len(self.log_probs))]
         return [(version, start, end) for (version, start), (_, end) in pairwise(starts)] or [(current, 0, 0)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WeightUpdate:
-    """New weights, loaded once no request decodes; ``on_done`` gets the error, or None."""
+    """A request for new weights, which are loaded once no request decodes; ``on_done`` gets the error, or None."""
 
     path: Path
     version: str | None
@@ -98,7 +99,7 @@ class Decoder:
         self._settings = settings
         self._prefixes = PrefixCache(settings.prefix_cache_mb << 20)
         self._waiting: deque[Request] = deque()
-        self._rows: list[Request] = []
+        self._slots: list[Request] = []
         self._ready = 0
         self._epoch = 0
         self._updates: deque[WeightUpdate] = deque()
@@ -107,12 +108,12 @@ class Decoder:
     @property
     def has_work(self) -> bool:
         """True if ``step`` has work."""
-        return self._may_update() or (not self.paused and bool(self._rows or self._waiting))
+        return self._may_update() or (not self.paused and bool(self._slots or self._waiting))
 
     @property
     def running(self) -> int:
         """Number of requests with a slot."""
-        return len(self._rows)
+        return len(self._slots)
 
     def submit(self, request: Request) -> None:
         """Queues a request; it starts when it has a slot."""
@@ -126,29 +127,29 @@ class Decoder:
             return
         if not self._updates:
             self._admit()
-        self._read_prompts()
+        self._prefill()
         self._decode()
 
     def abort(self, rid: str | None) -> None:
         """Finishes one request, or with None all, with the output so far."""
-        for request in [*self._rows, *self._waiting]:
+        for request in [*self._slots, *self._waiting]:
             if rid is None or request.rid == rid:
                 self._remove(request, ABORTED)
 
     def pause(self, mode: PauseMode) -> None:
-        """Pauses the engine; running requests are aborted, kept, or reset to before their prefill."""
+        """Pauses the engine; running requests are aborted, keep their slots, or wait for a new prefill."""
         self.paused = True
         if mode is PauseMode.ABORT:
             self.abort(None)
         elif mode is PauseMode.RETRACT:
             self._finish_unresumable()
-            self._waiting.extendleft(reversed(self._rows))
-            self._rows, self._ready = [], 0
+            self._waiting.extendleft(reversed(self._slots))
+            self._slots, self._ready = [], 0
 
     def _finish_unresumable(self) -> None:
-        """Finishes requests that sampled an image placeholder: it would be mistaken for an image of the prompt."""
+        """Finishes requests that sampled an image placeholder, which a new prefill would take for an image."""
         vision = self._model.vision
-        for request in list(self._rows):
+        for request in list(self._slots):
             if vision is not None and request.image_prompt is not None and vision.placeholder_id in request.output_ids:
                 self._remove(request, ABORTED)
 
@@ -167,44 +168,43 @@ class Decoder:
 
     def flush_cache(self) -> bool:
         """Drops the prefixes of finished requests; refused (False) while requests run."""
-        if (self._rows or self._waiting) and not self.paused:
+        if (self._slots or self._waiting) and not self.paused:
             return False
         self._prefixes.flush()
         return True
 
     def fail(self, error: BaseException) -> None:
         """Fails every request: a forward pass failed, and the slots are in an unknown state."""
-        for request in [*self._rows, *self._waiting]:
+        for request in [*self._slots, *self._waiting]:
             request.error = error
             request.on_finish(request)
-        self._rows, self._ready = [], 0
+        self._slots, self._ready = [], 0
         self._waiting.clear()
         self._prefixes.flush()
 
     # --- slots -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self._waiting and len(self._rows) < self._settings.max_running:
+        while self._waiting and len(self._slots) < self._settings.max_running:
             request = self._waiting.popleft()
             if len(request.log_probs) >= request.sampling.max_new_tokens:
                 self._finish(request, _length_reached(request))
                 continue
-            self._rows.append(request)
+            self._slots.append(request)
             request.filled, stored = self._prefixes.find(request.keys)
             if request.image_prompt is not None:
                 request.filled = request.image_prompt.start_of_cached(request.filled)
             request.epoch = self._epoch
             if not request.log_probs:
                 request.cached_tokens = request.filled
-            self._model.cache.reserve(len(self._rows), len(request.ids))
+            self._model.cache.reserve(len(self._slots), len(request.ids))
             if request.filled:
-                self._model.cache.write(len(self._rows) - 1, stored, request.filled)
+                self._model.cache.write(len(self._slots) - 1, stored, request.filled)
 
     def _remove(self, request: Request, reason: Mapping[str, Any]) -> None:
-        """Removes a request and frees its slot; its keys stay cached as a prefix if its weights are the present
-        ones."""
-        if request in self._rows:
-            slot = self._rows.index(request)
+        """Removes a request and frees its slot; its KV cache is kept as a prefix unless the weights have changed."""
+        if request in self._slots:
+            slot = self._slots.index(request)
             if request.epoch == self._epoch and request.filled:
                 self._prefixes.keep(request.keys[: request.filled], self._model.cache.read(slot, request.filled))
             self._close_gap(slot)
@@ -213,16 +213,16 @@ class Decoder:
         self._finish(request, reason)
 
     def _close_gap(self, slot: int) -> None:
-        """Moves the last ready request into a free slot, and the last request into that one's."""
-        gaps = [slot, len(self._rows) - 1]
+        """Fills a free slot: the last decoding request moves into it, and the last request into the slot of that."""
+        gaps = [slot, len(self._slots) - 1]
         if slot < self._ready:
             self._ready -= 1
             gaps.insert(1, self._ready)
         for target, source in pairwise(gaps):
             if source != target:
-                self._model.cache.move(source, target, self._rows[source].filled)
-                self._rows[target] = self._rows[source]
-        self._rows.pop()
+                self._model.cache.move(source, target, self._slots[source].filled)
+                self._slots[target] = self._slots[source]
+        self._slots.pop()
 
     def _finish(self, request: Request, reason: Mapping[str, Any]) -> None:
         request.finish_reason = reason
@@ -230,35 +230,40 @@ class Decoder:
 
     # --- forward passes ----------------------------------------------------------------------------------------------
 
-    def _read_prompts(self) -> None:
-        """Prefills as many prompts as fit one pass; a longer one takes several, one with images a pass of its own."""
-        reading = self._rows[self._ready :]
-        if not reading:
-            return
-        most = len(reading[0].ids) if reading[0].shows_images else self._settings.prefill_tokens
-        batch = reading[:1] if reading[0].shows_images else self._fitting(reading, most)
-        logits = self._pass(self._ready, batch, most)
-        done = list(takewhile(lambda request: request.filled == len(request.ids), batch))
-        self._ready += len(done)
-        self._take_tokens(done, logits)
+    def _prefill(self) -> None:
+        """Prefills as many prompts as fit one pass. A long prompt takes several passes, one with images its own pass.
 
-    def _fitting(self, reading: Sequence[Request], most: int) -> list[Request]:
-        """Returns the first request, and following ones whose prompts fit completely into a pass of ``most`` tokens."""
+        Only the first request of a pass can be left unfinished: ``_fitting`` adds others if they fit completely.
+        """
+        unfinished = self._slots[self._ready :]
+        if not unfinished:
+            return
+        alone = unfinished[0].has_unread_images
+        max_tokens = len(unfinished[0].ids) if alone else self._settings.prefill_tokens
+        batch = unfinished[:1] if alone else self._fitting(unfinished, max_tokens)
+        logits = self._pass(self._ready, batch, max_tokens)
+        prefilled = list(takewhile(lambda request: request.filled == len(request.ids), batch))
+        self._ready += len(prefilled)
+        self._take_tokens(prefilled, logits)
+
+    def _fitting(self, requests: Sequence[Request], max_tokens: int) -> list[Request]:
+        """Returns the first request, and the next ones while all fit completely into a pass of ``max_tokens``."""
         longest, batch = 0, list[Request]()
-        for request in takewhile(lambda request: not request.shows_images, reading):
+        for request in takewhile(lambda request: not request.has_unread_images, requests):
             longest = max(longest, len(request.ids) - request.filled)
-            if batch and longest * (len(batch) + 1) > most:
+            if batch and longest * (len(batch) + 1) > max_tokens:  # a pass pads all chunks to the longest
                 break
             batch.append(request)
         return batch
 
     def _decode(self) -> None:
-        batch = self._rows[: self._ready]
+        batch = self._slots[: self._ready]
         if batch:
             self._take_tokens(batch, self._pass(0, batch, 1))
 
-    def _pass(self, first: int, batch: Sequence[Request], most: int) -> torch.Tensor:
-        chunks = [SequenceChunk(r.ids[r.filled : r.filled + most], r.filled, r.image_prompt) for r in batch]
+    def _pass(self, first: int, batch: Sequence[Request], max_tokens: int) -> torch.Tensor:
+        """Runs at most ``max_tokens`` further tokens of each request; returns the logits after each one's last."""
+        chunks = [SequenceChunk(r.ids[r.filled : r.filled + max_tokens], r.filled, r.image_prompt) for r in batch]
         logits = self._model.logits(first, chunks)
         for request, chunk in zip(batch, chunks, strict=True):
             request.filled += len(chunk.ids)
@@ -267,12 +272,12 @@ class Decoder:
     def _take_tokens(self, batch: Sequence[Request], logits: torch.Tensor) -> None:
         if not batch:
             return
-        wishes = [request.sampling for request in batch]
-        choices = choose(logits[: len(batch)], wishes, [self._uniform(request) for request in batch])
+        samplings = [request.sampling for request in batch]
+        choices = choose(logits[: len(batch)], samplings, [self._uniform(request) for request in batch])
         for request, choice in zip(batch, choices, strict=True):
             self._append(request, choice)
         for request in batch:
-            if (reason := self._why_finished(request)) is not None:
+            if (reason := self._finish_reason(request)) is not None:
                 self._remove(request, reason)
             elif request.on_token is not None:
                 request.on_token(request)
@@ -290,26 +295,26 @@ class Decoder:
         seed = request.sampling.sampling_seed
         return (self._random if seed is None else random.Random(f"{seed}/{len(request.ids)}")).random()
 
-    def _why_finished(self, request: Request) -> Mapping[str, Any] | None:
-        """Checks in SGLang's order: stop strings, stop tokens, length."""
+    def _finish_reason(self, request: Request) -> Mapping[str, Any] | None:
+        """Returns the reason to finish, or None. The order of the checks is SGLang's: stop strings, tokens, length."""
         sampling, last = request.sampling, request.ids[-1]
         if sampling.stop and (matched := self._matched_stop(request)) is not None:
             return {"type": "stop", "matched": matched}
-        if not sampling.ignore_eos and (last in self._model.end_ids or last in sampling.stop_token_ids):
+        if not sampling.ignore_eos and (last in self._model.eos_ids or last in sampling.stop_token_ids):
             return {"type": "stop", "matched": last}
         return _length_reached(request) if len(request.log_probs) >= sampling.max_new_tokens else None
 
     def _matched_stop(self, request: Request) -> str | None:
-        """Returns the stop string that the last tokens complete; decodes only as many tokens as it can span."""
-        most = max(map(len, request.sampling.stop)) + 1
-        tail = request.ids[max(request.prompt_length, len(request.ids) - most) :]
+        """Returns the stop string that the last token completes; decodes only as many tokens as it can span."""
+        num_tokens = max(map(len, request.sampling.stop)) + 1
+        tail = request.ids[max(request.prompt_length, len(request.ids) - num_tokens) :]
         text = self._model.decode(tail, skip_special_tokens=False)
         return next((stop for stop in request.sampling.stop if stop in text), None)
 
     # --- new weights -------------------------------------------------------------------------------------------------
 
     def _may_update(self) -> bool:
-        return bool(self._updates) and (self.paused or not self._rows)
+        return bool(self._updates) and (self.paused or not self._slots)
 
     def _update_weights(self, update: WeightUpdate) -> None:
         try:

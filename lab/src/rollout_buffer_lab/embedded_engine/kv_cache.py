@@ -1,7 +1,7 @@
-"""KV cache of all running requests, one tensor per layer: one slot per request, filled from its start.
+"""KV cache of all running requests: each has one slot of the tensors of every layer, filled from its start.
 
-A request joins by writing into a free slot and leaves by freeing it; other requests are not moved, and there is no
-padding: a query at position p attends to the slot's first p + 1 positions.
+A query at position p attends to the first p + 1 positions of its slot, so that slots of different lengths need no
+padding on the left.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ MIN_CAPACITY = 64
 
 @dataclass(slots=True)
 class _Window:
-    """The slots of a forward pass: ``count`` from ``first``, written at ``places``, read up to ``width``."""
+    """The slots of a forward pass: ``count`` of them from ``first`` on.
+
+    ``positions`` (slots, tokens) are where the pass writes; its queries read the first ``width`` positions.
+    """
 
     first: int
     count: int
-    places: torch.Tensor
+    positions: torch.Tensor
     width: int
 
 
@@ -40,7 +43,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         self.slots, self.capacity = 0, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
-        """Allocates tensors of the size requested by ``reserve``."""
+        """Allocates tensors of the size that ``reserve`` asked for."""
         values = key_states if value_states is None else value_states
         self.keys = self._empty(key_states)
         self.values = self._empty(values)
@@ -61,12 +64,12 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
-        assert window is not None, "a forward pass needs SlotCache.look_at first"
+        assert window is not None, "a forward pass needs SlotCache.select first"
         slots = slice(window.first, window.first + window.count)
         rows = torch.arange(window.count, device=key_states.device)[:, None]
         keys, values = self.keys[slots], self.values[slots]
-        keys[rows, :, window.places] = key_states.transpose(1, 2)
-        values[rows, :, window.places] = value_states.transpose(1, 2)
+        keys[rows, :, window.positions] = key_states.transpose(1, 2)
+        values[rows, :, window.positions] = value_states.transpose(1, 2)
         return keys[:, :, : window.width], values[:, :, : window.width]
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
@@ -75,14 +78,14 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
 
     def get_seq_length(self, *_: Any) -> int:
         """Returns the number of positions before the current pass, for the longest slot."""
-        return int(self.window.places.min()) if self.window else 0
+        return int(self.window.positions.min()) if self.window else 0
 
     def get_max_length(self) -> int:
-        """No limit: it grows."""
+        """Returns -1: the cache grows without a limit."""
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """As ``get_max_length``, under the name of older versions of transformers."""
+        """Returns the same under the name in older versions of transformers."""
         return -1
 
     def _empty(self, like: torch.Tensor) -> torch.Tensor:
@@ -103,16 +106,19 @@ class SlotKvCache:
         self._slots, self._capacity = 0, MIN_CAPACITY
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Reserves that many slots and positions; grows by doubling."""
+        """Makes room for that many slots and positions; the number of positions grows by doubling."""
         while self._capacity < capacity:
             self._capacity *= 2
         self._slots = max(self._slots, slots)
         for layer in self._layers:
             layer.reserve(self._slots, self._capacity)
 
-    def look_at(self, first: int, places: torch.Tensor, width: int) -> None:
-        """Selects the slots of the next forward pass; ``places`` has one row per slot."""
-        window = _Window(first=first, count=places.shape[0], places=places, width=width)
+    def select(self, first: int, positions: torch.Tensor, width: int) -> None:
+        """Selects the slots of the next forward pass, from slot ``first`` on.
+
+        ``positions`` (slots, tokens) are where it writes; its queries read the first ``width`` positions.
+        """
+        window = _Window(first=first, count=positions.shape[0], positions=positions, width=width)
         for layer in self._layers:
             layer.window = window
 
@@ -130,7 +136,7 @@ class SlotKvCache:
         ]
 
     def write(self, slot: int, stored: Sequence[tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        """Copies the first ``length`` positions into a slot, which must be reserved."""
+        """Copies the first ``length`` positions of ``stored`` into a slot, which must be reserved."""
         for layer, (keys, values) in zip(self._layers, stored, strict=True):
             if not layer.is_initialized:
                 layer.lazy_initialization(keys[None], values[None])

@@ -1,4 +1,4 @@
-"""A transformers model with a KV cache of its running requests: tokens in, logits of each request's last token out."""
+"""A transformers model with the KV cache of its running requests: takes tokens, returns each request's last logits."""
 
 from __future__ import annotations
 
@@ -49,31 +49,32 @@ class LanguageModel:
         self.vision = vision
         self.vocab_size = int(model.get_input_embeddings().num_embeddings)
         self.context_length = context_length or int(getattr(config, "max_position_embeddings", DEFAULT_CONTEXT))
-        self.end_ids = frozenset(_end_ids(model, tokenizer))
+        self.eos_ids = frozenset(_eos_ids(model, tokenizer))
         self.cache = SlotKvCache(config.num_hidden_layers)
         self._model = model
 
     def logits(self, first: int, chunks: Sequence[SequenceChunk]) -> torch.Tensor:
-        """Runs the model over one chunk per slot, from slot ``first`` on; returns the logits after the end of each.
+        """Runs the model over one chunk per slot, from slot ``first`` on; returns the logits after each chunk's end.
 
-        Shorter chunks are padded on the right: the padding is written after the slot's end and overwritten before any
-        of its queries attends to it. A chunk with images runs alone and holds them completely.
+        Shorter chunks are padded on the right: the padding is written after the slot's end, and overwritten before a
+        query of the slot attends to it. A chunk with images must be the only one, and hold the images completely.
         """
         longest = max(len(chunk.ids) for chunk in chunks)
         width = max(chunk.start for chunk in chunks) + longest
         self.cache.reserve(first + len(chunks), width)
         device = self._model.device
-        ids = torch.tensor([[*s.ids, *[s.ids[-1]] * (longest - len(s.ids))] for s in chunks], device=device)
-        places = torch.tensor([s.start for s in chunks], device=device)[:, None] + torch.arange(longest, device=device)
-        self.cache.look_at(first, places, width)
+        padded = [[*chunk.ids, *[chunk.ids[-1]] * (longest - len(chunk.ids))] for chunk in chunks]
+        starts = torch.tensor([chunk.start for chunk in chunks], device=device)
+        slot_positions = starts[:, None] + torch.arange(longest, device=device)
+        self.cache.select(first, slot_positions, width)
         ends = [len(chunk.ids) - 1 for chunk in chunks]
         kept = sorted(set(ends))
-        positions, images = _positions(chunks, places)
+        rotary_positions, images = _rotary_positions(chunks, slot_positions)
         with torch.no_grad():
             output = self._model(
-                input_ids=ids,
-                attention_mask=(torch.arange(width, device=device) <= places[:, :, None])[:, None],
-                position_ids=positions,
+                input_ids=torch.tensor(padded, device=device),
+                attention_mask=(torch.arange(width, device=device) <= slot_positions[:, :, None])[:, None],
+                position_ids=rotary_positions,
                 past_key_values=self.cache.past_key_values,
                 use_cache=True,
                 logits_to_keep=torch.tensor(kept, device=device),
@@ -88,7 +89,7 @@ class LanguageModel:
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of some ids."""
+        """Returns the text of some ids. Thread-safe, as ``encode``."""
         text: str = self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -96,7 +97,7 @@ class LanguageModel:
         """Replaces the weights by those of a model of the same shape in the folder ``path``.
 
         Raises:
-            WeightsError: there is none, or its shape differs; the old weights stay.
+            WeightsError: the folder holds no such model; the old weights stay.
         """
         model = self._model
         try:
@@ -120,45 +121,46 @@ def load_language_model(settings: EmbeddedEngineSettings) -> LanguageModel:
     disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        _check_kind(config, path)
+        _check_attention(config, path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        sees = hasattr(config, "vision_config")
-        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-        model = _load_model(kind, path, getattr(torch, settings.dtype))
+        takes_images = hasattr(config, "vision_config")
+        model_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+        model = _load_model(model_class, path, getattr(torch, settings.dtype))
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{path} holds no model that transformers can load: {error}") from error
-    vision = load_vision_inputs(model, path) if sees else None
+    vision = load_vision_inputs(model, path) if takes_images else None
     model = model.to(_device(settings.device)).eval()
     return LanguageModel(model, tokenizer, vision=vision, context_length=settings.context_length)
 
 
-def _positions(
-    chunks: Sequence[SequenceChunk], places: torch.Tensor
+def _rotary_positions(
+    chunks: Sequence[SequenceChunk], slot_positions: torch.Tensor
 ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-    """Returns the tokens' positions, and the images of a chunk."""
+    """Returns the rotary positions of the tokens, and the model's inputs for the images of a chunk that has some."""
     start, image_prompt = chunks[0].start, chunks[0].image_prompt
+    length, device = slot_positions.shape[1], slot_positions.device
     if len(chunks) == 1 and image_prompt is not None and start < len(image_prompt.ids):
-        later = torch.arange(len(image_prompt.ids), start + places.shape[1]) + image_prompt.delta
-        positions = torch.cat([image_prompt.positions[:, start:], later.expand(3, -1)], dim=1)[:, : places.shape[1]]
-        return positions[:, None].to(places.device), image_prompt.inputs_from(start)
+        after_prompt = torch.arange(len(image_prompt.ids), start + length) + image_prompt.delta
+        positions = torch.cat([image_prompt.positions[:, start:], after_prompt.expand(3, -1)], dim=1)[:, :length]
+        return positions[:, None].to(device), image_prompt.inputs_from(start)
     deltas = [0 if chunk.image_prompt is None else chunk.image_prompt.delta for chunk in chunks]
-    return places + torch.tensor(deltas, device=places.device)[:, None], {}
+    return slot_positions + torch.tensor(deltas, device=device)[:, None], {}
 
 
 def _check_folder(path: Path) -> None:
-    """Refuses folders that cannot be read completely, such as one with a named pipe."""
+    """Raises ValueError for a folder without a model, or with a file that is not regular, such as a named pipe."""
     if not (path / "config.json").is_file():
         raise ValueError("it is no folder with a model: it holds no config.json")
     if odd := sorted(entry.name for entry in path.iterdir() if not (entry.is_file() or entry.is_dir())):
         raise ValueError(f"{odd[0]} is no regular file")
 
 
-def _load_model(kind: Any, path: Path, dtype: torch.dtype) -> Any:
-    """Loads a model and refuses missing weights, which transformers would initialise at random."""
-    model, found = kind.from_pretrained(
+def _load_model(model_class: Any, path: Path, dtype: torch.dtype) -> Any:
+    """Loads a model; raises ValueError for weights that are not finite, or missing (transformers makes them random)."""
+    model, report = model_class.from_pretrained(
         path, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
     )
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{len(missing)} tensors are missing, the first is {missing[0]}")
     if (odd := next((name for name, tensor in model.state_dict().items() if not _is_finite(tensor)), None)) is not None:
         raise ValueError(f"{odd} holds NaN or infinity")
@@ -169,15 +171,15 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _check_kind(config: Any, path: Path) -> None:
+def _check_attention(config: Any, path: Path) -> None:
     text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (
+    layer_types = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if layer_types != {"full_attention"} or (
         getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", 1)
     ):
         raise ConfigError(
             f"{path} is a {config.model_type}, some of whose layers do not attend to all tokens "
-            f"({', '.join(sorted(kinds))}): the embedded engine serves models with full attention only"
+            f"({', '.join(sorted(layer_types))}): the embedded engine serves models with full attention only"
         )
 
 
@@ -187,14 +189,15 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _end_ids(model: Any, tokenizer: Any) -> Iterable[int]:
+def _eos_ids(model: Any, tokenizer: Any) -> Iterable[int]:
     configs = (model.config, model.config.get_text_config(), model.generation_config, tokenizer)
-    for named in (getattr(config, "eos_token_id", None) for config in configs):
-        yield from named if isinstance(named, list | tuple) else () if named is None else (named,)
+    for eos in (getattr(config, "eos_token_id", None) for config in configs):
+        if eos is not None:
+            yield from eos if isinstance(eos, list | tuple) else (eos,)
 
 
 def _different_shapes(own: dict[str, Any], other: dict[str, Any]) -> str:
-    """Returns the first few tensors that are missing on one side or differ in shape; empty if the models are equal."""
+    """Returns a text of the tensors that one side lacks or that differ in shape; empty if the models have one shape."""
     names = sorted(own.keys() | other.keys())
     shapes = [(name, _shape(own.get(name)), _shape(other.get(name))) for name in names]
     return ", ".join(f"{name} is {here} here and {there} there" for name, here, there in shapes if here != there)[:500]

@@ -1,4 +1,4 @@
-"""A prefix cache: KV of finished requests, for later turns and for members of a group."""
+"""A prefix cache: the KV cache of finished requests, for later turns and for other members of a group."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Entry:
 class PrefixCache:
     """Stores the most recently used sequences within a limit of bytes. Its caller flushes it when weights change."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._entries: list[_Entry] = []
 
     def find(self, ids: Sequence[int]) -> tuple[int, StoredKeys]:
-        """Returns the longest common prefix with a stored sequence, at most all ids but one, and its keys; else 0.
+        """Returns the length of the longest prefix shared with a stored sequence, and what is stored of that sequence.
 
-        The last id is left over, because its logits have to be computed.
+        The length is 0 if none is shared, and never covers the last id, because its logits have to be computed.
         """
         wanted = np.asarray(ids[:-1], dtype=np.int64)
         shared = [_common_prefix(entry.ids, wanted) for entry in self._entries]
@@ -45,14 +45,14 @@ class PrefixCache:
         return shared[best], entry.stored
 
     def keep(self, ids: Sequence[int], stored: StoredKeys) -> None:
-        """Stores a sequence, replacing stored prefixes of it, and evicts the least recently used."""
+        """Stores a sequence in place of stored prefixes of it; evicts the least recently used beyond the limits."""
         new = np.asarray(ids, dtype=np.int64)
         size = sum(tensor.numel() * tensor.element_size() for pair in stored for tensor in pair)
-        if size > self._most_bytes or not len(new):
+        if size > self._max_bytes or not len(new):
             return
         self._entries = [entry for entry in self._entries if _common_prefix(entry.ids, new) < len(entry.ids)]
         self._entries.append(_Entry(new, stored, size))
-        while len(self._entries) > MAX_ENTRIES or sum(entry.size for entry in self._entries) > self._most_bytes:
+        while len(self._entries) > MAX_ENTRIES or sum(entry.size for entry in self._entries) > self._max_bytes:
             self._entries.pop(0)
 
     def flush(self) -> None:

@@ -34,7 +34,7 @@ def serve(settings: EmbeddedEngineSettings, *, on_ready: Callable[[str], None] |
 
 @asynccontextmanager
 async def running(settings: EmbeddedEngineSettings, model: LanguageModel | None = None) -> AsyncIterator[str]:
-    """Serves on this event loop during the context; yields the base URL."""
+    """Serves on this event loop for the duration of the context; yields the base URL."""
     engine = EmbeddedEngine(model or load_language_model(settings), settings)
     app = sglang_app(engine, settings.token_file)
 

@@ -85,16 +85,16 @@ class EmbeddedEngine:
         }
 
     async def generate(self, call: GenerateCall) -> Sampled:
-        """Plays one request; while the engine is paused the request waits without an answer.
+        """Samples the reply to one request; while the engine is paused the request waits without an answer.
 
-        Cancelling it ends the request between two forward passes.
+        If the caller is cancelled, the request ends between two forward passes.
 
         Raises:
-            BadRequestError: the request is wrong, and in which way.
+            BadRequestError: the request is wrong; the message says what is.
             EngineBreakError: fewer images than placeholders, or a forward pass failed.
         """
         ids = await self._checked_ids(call)
-        image_prompt = await asyncio.to_thread(self._seen, ids, call.images) if call.images else None
+        image_prompt = await asyncio.to_thread(self._image_prompt, ids, call.images) if call.images else None
         ids = ids if image_prompt is None else list(image_prompt.ids)
         check_length(len(ids), call.sampling.max_new_tokens, self._model.context_length)
         rid = call.rid or uuid.uuid4().hex
@@ -102,12 +102,12 @@ class EmbeddedEngine:
             raise BadRequestError({"message": f"Duplicate request ID detected: {rid}"})
         self._rids.add(rid)
         try:
-            request = await self._played(rid, ids, image_prompt, call)
+            request = await self._decode(rid, ids, image_prompt, call)
         finally:
             self._rids.discard(rid)
         if request.error is not None:
             raise EngineBreakError(f"a forward pass failed: {request.error}")
-        return self._sampled(request)
+        return self._reply_of(request)
 
     async def abort(self, rid: str | None) -> None:
         """Finishes one request, or with None all, with the output so far; an unknown id is ignored."""
@@ -133,7 +133,7 @@ class EmbeddedEngine:
         """Loads the weights in a folder, at once while paused, else after the running requests.
 
         Raises:
-            WeightsError: they do not fit; the old ones stay.
+            WeightsError: they do not fit or were not loaded in time; the old ones stay.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
@@ -180,25 +180,25 @@ class EmbeddedEngine:
                 raise BadRequestError({"message": f"{str(token_id)[:100]} is no id of this model ({size} ids)."})
         return ids
 
-    def _seen(self, ids: list[int], images: Sequence[bytes]) -> ImagePrompt | None:
+    def _image_prompt(self, ids: list[int], images: Sequence[bytes]) -> ImagePrompt | None:
         return None if self._model.vision is None else self._model.vision.see(ids, images)
 
-    async def _played(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, call: GenerateCall) -> Request:
+    async def _decode(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, call: GenerateCall) -> Request:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-        def finished(request: Request) -> None:
+        def report_end(request: Request) -> None:
             loop.call_soon_threadsafe(_settle, done, request, None)
 
-        def told(request: Request) -> None:
+        def report_token(request: Request) -> None:
             assert call.on_token is not None
-            loop.call_soon_threadsafe(call.on_token, self._sampled(request))
+            loop.call_soon_threadsafe(call.on_token, self._reply_of(request))
 
         request = Request(
             rid=rid,
             ids=ids,
             sampling=call.sampling,
-            on_finish=finished,
-            on_token=None if call.on_token is None else told,
+            on_finish=report_end,
+            on_token=None if call.on_token is None else report_token,
             image_prompt=image_prompt,
         )
         self._tasks.put(lambda: self._decoder.submit(request))
@@ -209,7 +209,7 @@ class EmbeddedEngine:
             raise
         return request
 
-    def _sampled(self, request: Request) -> Sampled:
+    def _reply_of(self, request: Request) -> Sampled:
         reason = request.finish_reason or {}
         return Sampled(
             rid=request.rid,
@@ -226,7 +226,7 @@ class EmbeddedEngine:
         )
 
     def _text(self, ids: list[int], matched: Any, sampling: Sampling) -> str:
-        """Returns the text; without ``no_stop_trim`` it ends before the stop string."""
+        """Returns the text of a reply; without ``no_stop_trim`` it ends before the matched stop token or string."""
         trim = not sampling.no_stop_trim
         if trim and isinstance(matched, int):
             ids = ids[:-1]
@@ -239,7 +239,7 @@ class EmbeddedEngine:
         """Runs ``function`` in the decoding thread and returns its result.
 
         Raises:
-            EngineBreakError: it raised, or the thread did not come to it in time.
+            EngineBreakError: ``function`` raised, or did not run in time.
         """
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 

@@ -17,13 +17,13 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 class EmbeddedEngineSettings:
     """Which model is served, where, and how much of it at once.
 
-    ``model_path`` is a folder in the Hugging Face layout. ``port`` 0 takes a free one. ``device`` ``auto`` is a CUDA
+    ``model_path`` is a folder in the Hugging Face layout. ``port`` 0 takes a free port. ``device`` ``auto`` is a CUDA
     GPU if there is one, else the CPU. Log-probs equal a trainer's to six digits in ``float32`` only.
-    ``context_length`` caps prompt plus ``max_new_tokens``; None = what the model was made for. ``max_running``
-    requests share one forward pass, the rest wait. ``prefill_tokens`` bounds the prompt tokens of one forward pass,
-    ``prefix_cache_mb`` the keys and values kept of finished requests. ``seed`` decides what requests without a
-    ``sampling_seed`` sample; None = another each time. ``threads`` are torch's; None = as many as it likes.
-    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one.
+    ``context_length`` limits prompt plus ``max_new_tokens``; None is the model's own limit. ``max_running`` requests
+    share one forward pass, further requests wait. ``prefill_tokens`` limits the prompt tokens of one forward pass,
+    ``prefix_cache_mb`` the prefix cache. ``seed`` decides what requests without a ``sampling_seed`` sample; with None
+    each start samples otherwise. ``threads`` are torch's; None is torch's default. ``token_file`` holds the token that
+    requests must send; a ``host`` that other machines can reach needs it.
     """
 
     model_path: Path

@@ -1,6 +1,7 @@
 """Image inputs of models of the Qwen-VL family: pixels, grids, and token positions.
 
-A prompt holds one placeholder per image, which becomes as many tokens as the model's own image processor makes of it.
+A prompt holds one placeholder for each image; it becomes as many tokens as the model's image processor makes of the
+image.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:
-    """A prompt with its images. ``keys`` are its ids, with each image's tokens replaced by a unique number.
+    """A prompt with its images. ``keys`` are its ids, with a number made of the image in place of its tokens' ids.
 
-    ``spans`` are the images' places; ``positions`` those of all tokens in the model's three dimensions, and ``delta``
-    is what a later token's position has less than its place.
+    ``spans`` are start and end of each image in ``ids``. ``positions`` (3, tokens) are the rotary positions; that of a
+    token after the prompt is its index plus ``delta``, because an image advances them less than its tokens do.
     """
 
     ids: list[int]
@@ -37,16 +38,16 @@ class ImagePrompt:
     delta: int
 
     def start_of_cached(self, shared: int) -> int:
-        """Returns how many of ``shared`` leading positions can be cached: images are never split."""
+        """Returns how many of the ``shared`` leading positions can come from a cache: an image is never split."""
         return next((start for start, end in self.spans if start < shared < end), shared)
 
     def inputs_from(self, start: int) -> dict[str, torch.Tensor]:
         """Returns the model's inputs for the images after position ``start``."""
-        shown = [at for at, (first, _) in enumerate(self.spans) if first >= start]
-        if not shown:
+        after_start = [index for index, (first, _) in enumerate(self.spans) if first >= start]
+        if not after_start:
             return {}
-        names = {"pixel_values": self.pixels, "image_grid_thw": self.grids}
-        return {name: torch.cat([tensors[at] for at in shown]) for name, tensors in names.items()}
+        inputs = {"pixel_values": self.pixels, "image_grid_thw": self.grids}
+        return {name: torch.cat([tensors[index] for index in after_start]) for name, tensors in inputs.items()}
 
 
 class VisionInputs:
@@ -61,27 +62,27 @@ class VisionInputs:
         """Returns the prompt ``ids`` with its images; None without any. Surplus images are ignored, as in SGLang.
 
         Raises:
-            BadRequestError: bytes that are no image, or a shape that the model's processor does not take.
-            EngineBreakError: fewer images than placeholders.
+            BadRequestError: an image cannot be decoded, or the model's processor does not take its shape.
+            EngineBreakError: there are fewer images than placeholders.
         """
         count = ids.count(self.placeholder_id)
         if not images or not count:
             return None
         if count > len(images):
             raise EngineBreakError(f"{count} image placeholders for {len(images)} images")
-        made = [self._prepared(image) for image in images[:count]]
-        sizes = [math.prod(grid[0].tolist()) // int(self._processor.merge_size) ** 2 for _, grid in made]
+        made = [self._processed(image) for image in images[:count]]
+        sizes = [math.prod(grid[0].tolist()) // int(self._processor.merge_size) ** 2 for _, grid in made]  # in tokens
         expanded, keys, spans = self._expanded(ids, images, sizes)
         grids = [grid for _, grid in made]
         positions, delta = self._model.get_rope_index(
             torch.tensor([expanded]),
-            mm_token_type_ids=torch.tensor([[int(one == self.placeholder_id) for one in expanded]]),
+            mm_token_type_ids=torch.tensor([[int(token_id == self.placeholder_id) for token_id in expanded]]),
             image_grid_thw=torch.cat(grids),
         )
         pixels = [pixel_values for pixel_values, _ in made]
         return ImagePrompt(expanded, keys, spans, pixels, grids, positions[:, 0], int(delta[0, 0]))
 
-    def _prepared(self, image: bytes) -> tuple[torch.Tensor, torch.Tensor]:
+    def _processed(self, image: bytes) -> tuple[torch.Tensor, torch.Tensor]:
         from PIL import Image
 
         try:
@@ -94,12 +95,13 @@ class VisionInputs:
     def _expanded(
         self, ids: Sequence[int], images: Sequence[bytes], sizes: Sequence[int]
     ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Returns ids, keys and spans of an ``ImagePrompt`` whose images have so many tokens (``sizes``)."""
         expanded: list[int] = []
         keys: list[int] = []
         spans: list[tuple[int, int]] = []
-        shown = zip(images, sizes, strict=False)  # surplus images are ignored
+        images_in_order = zip(images, sizes, strict=False)  # surplus images are ignored
         for token_id in ids:
-            image, size = next(shown) if token_id == self.placeholder_id else (b"", 1)
+            image, size = next(images_in_order) if token_id == self.placeholder_id else (b"", 1)
             if image:
                 spans.append((len(expanded), len(expanded) + size))
             expanded += [token_id] * size
@@ -111,7 +113,7 @@ def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
     """Loads a vision model's image preprocessing from its folder.
 
     Raises:
-        ConfigError: a model of another family, or without the settings of its image processor.
+        ConfigError: the model is of another family, or its folder has no settings of an image processor.
     """
     from transformers import AutoImageProcessor
 
@@ -126,5 +128,5 @@ def load_vision_inputs(model: Any, path: Path) -> VisionInputs:
 
 
 def _key(image: bytes) -> int:
-    """Returns a negative number for an image, which is no token id."""
+    """Returns the same negative number, which is no token id, for equal images."""
     return -1 - int.from_bytes(hashlib.sha256(image).digest()[:7], "big")

@@ -34,35 +34,37 @@ class Arm(StrEnum):
 
 
 def corruption_of(arm: Arm, policy: Any, seed: int) -> Callable[[Trajectories], list[RolloutTrajectory]]:
-    """Returns the function that corrupts batches. ``policy`` is the initial policy."""
+    """Returns the function that corrupts a batch. ``policy`` is the initial policy."""
     rng = random.Random(seed)
     if arm is Arm.LATE_MASK:
-        return lambda batch: [_with_rows(each, _late) for each in batch]
+        return lambda batch: [_with_rows(each, _shifted) for each in batch]
     if arm is Arm.ENVIRONMENT:
-        return lambda batch: [_with_rows(each, _whole) for each in batch]
+        return lambda batch: [_with_rows(each, _with_environment) for each in batch]
     if arm is Arm.SHUFFLED_REWARDS:
         return lambda batch: _shuffled(batch, rng)
     if arm is Arm.OTHER_VERSION:
-        first = copy.deepcopy(policy)
-        return lambda batch: [_with_log_probs_of(first, each) for each in batch]
+        initial = copy.deepcopy(policy)
+        return lambda batch: [_with_log_probs_of(initial, each) for each in batch]
     if arm is Arm.SWAPPED_SIBLINGS:
         return _swapped
-    if arm is Arm.REPEATED:
+    if arm is Arm.REPEATED:  # reversed, because a dict keeps the last of equal keys: here a group's first trajectory
         return lambda batch: [*batch, *{each.group_index: each for each in reversed(batch)}.values()]
     return list
 
 
 def trainer_of(arm: Arm, policy: Any, settings: GrpoSettings, *, seed: int) -> GrpoTrainer:
-    """Returns the trainer; in its arm it uses old denominators."""
+    """Returns the trainer of an arm: only that of ``OLD_DENOMINATORS`` differs from the reference trainer."""
     kind = _OldDenominators if arm is Arm.OLD_DENOMINATORS else GrpoTrainer
     return kind(policy, settings, seed=seed)
 
 
 class _OldDenominators(GrpoTrainer):
+    """Takes the old log-probs from the weights of the step before."""
+
     def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> Any:
-        before = self._older.get(self.version - 1)
-        if before is not None:
-            old, _ = self._before(before, batch)
+        earlier = self._earlier.get(self.version - 1)
+        if earlier is not None:
+            old, _ = self._evaluate(earlier, batch)
         return super()._update(batch, old, advantages, is_first=is_first)
 
 
@@ -70,12 +72,12 @@ def _with_rows(trajectory: RolloutTrajectory, change: Callable[[RolloutRow], Rol
     return replace(trajectory, rows=tuple(change(row) for row in trajectory.rows))
 
 
-def _late(row: RolloutRow) -> RolloutRow:
+def _shifted(row: RolloutRow) -> RolloutRow:
     log_probs = row.log_probs or [0.0] * len(row.token_ids)
     return replace(row, loss_mask=[0, *row.loss_mask[:-1]], log_probs=[0.0, *log_probs[:-1]])
 
 
-def _whole(row: RolloutRow) -> RolloutRow:
+def _with_environment(row: RolloutRow) -> RolloutRow:
     return replace(row, loss_mask=[int(place >= row.response_start) for place in range(len(row.token_ids))])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,7 +14,7 @@ COLORS = ("#1a7f37", "#c0392b", "#8250df", "#bc6c00", "#0969da", "#6e7781", "#b5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A named line: the mean of each step, and optionally the middle half of its groups."""
+    """A named line: the mean of each step. ``quartiles``, if given, are drawn as a band around it."""
 
     name: str
     means: Sequence[float]
@@ -68,7 +69,7 @@ def draw(curves: Sequence[Curve], title: str, low: float = 0.0, high: float = 1.
     ]
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 6}" text-anchor="middle" fill="#59636e">step</text>')
-    names: list[tuple[float, str, str]] = []
+    labels: list[tuple[float, str, str]] = []
     for number, curve in enumerate(curves):
         color = COLORS[number % len(COLORS)]
         if curve.quartiles:
@@ -78,9 +79,9 @@ def draw(curves: Sequence[Curve], title: str, low: float = 0.0, high: float = 1.
         line = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in enumerate(curve.means))
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
         if curve.means:
-            names.append((y(curve.means[-1]), color, curve.name))
-    last = -1e9
-    for at, color, name in sorted(names):
-        last = max(at, last + 15)
-        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{last + 4:.1f}" fill="{color}">{escape(name)}</text>')
+            labels.append((y(curve.means[-1]), color, curve.name))
+    label_y = -math.inf
+    for line_y, color, name in sorted(labels):
+        label_y = max(line_y, label_y + 15)  # so that the names of lines with close ends do not overlap
+        parts.append(f'<text x="{WIDTH - RIGHT + 8}" y="{label_y + 4:.1f}" fill="{color}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

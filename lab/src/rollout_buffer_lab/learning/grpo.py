@@ -1,7 +1,7 @@
 """The reference trainer: GRPO steps on delivered trajectories, for people without slime.
 
-log-probs by the weights that sampled each token → compared with the engine's
-→ old log-probs by the trainer's own weights → minibatches: importance weights, PPO's clip
+A step recomputes the log-probs by the weights that sampled each token and compares them with the engine's. Then it
+updates on minibatches: old log-probs by the trainer's weights before the step, importance weights, PPO's clip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 MIN_CHECKED = 0.5
 """Minimum share of a step's tokens whose log-probs are recomputed with the weights that sampled them."""
 MAX_UNCHECKED_STEPS = 3
-"""After this many consecutive steps below the minimum, the next step is refused."""
+"""A step is refused if it is the last of so many consecutive steps below the minimum."""
 
 
 class LogProbGapError(RolloutBufferError):
@@ -41,11 +41,11 @@ class LogProbGapError(RolloutBufferError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrpoSettings:
-    """``minibatches`` updates for each step; the learning rate rises over ``warmup_updates``.
+    """A step makes ``minibatches`` updates; the learning rate rises over the first ``warmup_updates`` of all updates.
 
     ``max_log_prob_gap`` limits the mean |trainer - engine| of the log-probs of each weight version, checked before a
-    step; 1e-6 is usual in float32, None disables the check. The weights of the last ``kept_versions`` steps are stored,
-    so that tokens sampled by them are checked too.
+    step; 1e-6 is usual in float32, None disables all checks of a step. The weights of the last ``kept_versions`` steps
+    are stored, so that tokens sampled by them are checked too.
     """
 
     learning_rate: float = 1e-3
@@ -64,10 +64,10 @@ class GrpoSettings:
 class StepReport:
     """Statistics of a step, as means over its tokens or updates.
 
-    ``log_prob_gap`` is the largest mean gap of a version, None if no version's weights are stored; ``checked`` is the
-    share of checked tokens. ``lag`` is the mean and ``largest_lag`` the maximum lag in versions of tokens of known
-    weights; ``clipped`` is the share of tokens clipped by PPO; ``importance`` is the mean importance weight after
-    clipping, and ``importance_cut`` the share of clipped weights.
+    ``log_prob_gap`` is the largest of the weight versions' mean gaps, None if the weights of none are stored;
+    ``checked`` is the share of tokens that were compared. ``lag`` is the mean and ``largest_lag`` the maximum number of
+    versions that tokens of known weights are behind. ``clipped`` is the share of tokens clipped by PPO. ``importance``
+    is the mean importance weight after the cut at ``importance_cap``, ``importance_cut`` the share of weights cut.
     """
 
     loss: float
@@ -98,13 +98,14 @@ class _Update:
 class GrpoTrainer:
     """A transformers policy with its optimizer; ``version`` counts its steps.
 
-    ``row_reports`` are statistics of each row before the last step, for the buffer's search for mismatches.
+    ``row_reports`` has the log-probs of each row of the last step, before its first update: what ``RolloutFeed.report``
+    sends to the buffer, for ``rollout-buffer mismatch``.
     """
 
     def __init__(self, policy: Any, settings: GrpoSettings, *, seed: int = 0) -> None:
         self.policy, self.settings, self.version = policy, settings, 0
         self.row_reports: list[RowReport] = []
-        self._older: dict[int, Any] = {}
+        self._earlier: dict[int, Any] = {}
         self._unchecked_steps = 0
         self._optimizer = torch.optim.AdamW(
             policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
@@ -119,24 +120,27 @@ class GrpoTrainer:
 
         Raises:
             LogProbGapError: the engine's log-probs differ from the trainer's; nothing was trained.
+            ValueError: all trajectories are dummies.
         """
         played = [each for each in trajectories if not each.is_dummy]
+        if not played:
+            raise ValueError("a step needs a trajectory that is no dummy")
         baselines = _baselines(played)
         batches, old, entropy, recomputed, reports = [], [], [], [], []
-        chosen = list(self._minibatches(len(played)))
-        for part in chosen:
+        parts = list(self._minibatches(len(played)))
+        for part in parts:
             batch = batch_of([played[at] for at in part], self.policy.device.type)
-            log_probs, entropy_of_tokens = self._before(self.policy, batch)
+            log_probs, entropy_of_tokens = self._evaluate(self.policy, batch)
             batches.append(batch)
             old.append(log_probs)
             entropy.append(entropy_of_tokens)
-            recomputed.append(self._by_their_weights(batch, log_probs))
+            recomputed.append(self._log_probs_by_sampling_weights(batch, log_probs))
             reports += list(_row_reports([played[at] for at in part], baselines, log_probs, entropy_of_tokens))
         versions = torch.cat([batch.versions for batch in batches])
         gaps = (torch.cat(recomputed) - torch.cat([batch.log_probs for batch in batches])).abs()
-        gap, checked = self._checked(gaps, versions)
+        gap, checked = self._check_gaps(gaps, versions)
         self.row_reports = reports
-        begun_with = copy.deepcopy(self.policy) if self.settings.kept_versions else None
+        policy_before = copy.deepcopy(self.policy) if self.settings.kept_versions else None
         updates = [
             self._update(
                 batch,
@@ -144,7 +148,7 @@ class GrpoTrainer:
                 _token_advantages(batch, [played[at] for at in part], baselines),
                 is_first=number == 0,
             )
-            for number, (batch, before, part) in enumerate(zip(batches, old, chosen, strict=True))
+            for number, (batch, before, part) in enumerate(zip(batches, old, parts, strict=True))
         ]
         lags = (self.version - versions[versions != UNKNOWN_VERSION]).float()
         report = StepReport(
@@ -161,48 +165,52 @@ class GrpoTrainer:
             trajectories=len(played),
             tokens=len(versions),
         )
-        self._keep(begun_with)
+        self._store(policy_before)
         self.version += 1
         return report
 
     def _minibatches(self, count: int) -> Iterator[torch.Tensor]:
-        """Returns the trajectories of each update; rows of a trajectory stay together."""
+        """Yields the indices of each update's trajectories, shuffled; rows of a trajectory stay together."""
         yield from torch.randperm(count, generator=self._shuffle).chunk(self.settings.minibatches)
 
-    def _before(self, policy: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns log-probs and entropies of the tokens under ``policy``, before any update."""
+    def _evaluate(self, policy: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns log-probs and entropies (K each) of the trained tokens under ``policy``, without gradients."""
         with torch.no_grad():
             logits = trained_logits(policy, batch)
         temperature = self.settings.temperature
         return token_log_probs(logits, batch.targets, temperature), entropies(logits, temperature)
 
-    def _by_their_weights(self, batch: Batch, own: torch.Tensor) -> torch.Tensor:
-        """Returns the log-probs (K) under the weights that sampled each token; ``own``, the trainer's, if not
-        stored."""
-        found = own.clone()
-        for version, policy in self._older.items():
+    def _log_probs_by_sampling_weights(self, batch: Batch, own: torch.Tensor) -> torch.Tensor:
+        """Returns the log-probs (K) by the weights that sampled each token, where these weights are stored.
+
+        Other tokens have those of ``own``, by the trainer's present weights.
+        """
+        log_probs = own.clone()
+        for version, policy in self._earlier.items():
             sampled = batch.versions == version
             if sampled.any():
-                found[sampled] = self._before(policy, batch)[0][sampled]
-        return found
+                log_probs[sampled] = self._evaluate(policy, batch)[0][sampled]
+        return log_probs
 
-    def _checked(self, gaps: torch.Tensor, versions: torch.Tensor) -> tuple[float | None, float]:
-        """Returns the largest mean gap of a version with stored weights, None without one; and the share of checked
-        tokens.
+    def _check_gaps(self, gaps: torch.Tensor, versions: torch.Tensor) -> tuple[float | None, float]:
+        """Returns the largest mean gap of a version with stored weights, or None, and the share of checked tokens.
 
-        Refuses a gap that is too large or NaN, and too few checked tokens for several consecutive steps.
+        Raises:
+            LogProbGapError: a gap is too large or NaN, a version is newer than the trainer's, or too few tokens were
+                checked for several consecutive steps.
         """
-        known = [version for version in versions.unique().tolist() if version in (self.version, *self._older)]
+        known = [version for version in versions.unique().tolist() if version in (self.version, *self._earlier)]
         means = [gaps[versions == version].mean() for version in known]
-        gap, most = float(torch.stack(means).max()) if means else None, self.settings.max_log_prob_gap
+        gap = float(torch.stack(means).max()) if means else None
+        max_gap = self.settings.max_log_prob_gap
         checked = float(sum((versions == version).float().mean() for version in known))
         self._unchecked_steps = self._unchecked_steps + 1 if checked < MIN_CHECKED else 0
-        if most is None:
+        if max_gap is None:
             return gap, checked
-        if gap is not None and not gap <= most:
+        if gap is not None and not gap <= max_gap:
             raise LogProbGapError(
                 f"the engine's log-probs are {gap:.3g} from the trainer's on average, where the weights are the same "
-                f"(at most {most:g} is allowed): the mask, the ids or the weights are not those that were sampled with"
+                f"(at most {max_gap:g} is allowed): the mask, the ids or the weights are not those of the sampling"
             )
         if int(versions.max()) > self.version:
             raise LogProbGapError(
@@ -213,32 +221,35 @@ class GrpoTrainer:
             raise LogProbGapError(
                 f"{self._unchecked_steps} steps in a row, less than {MIN_CHECKED:.0%} of the tokens could be compared: "
                 f"they are of weight versions from {int(versions.min())} to {int(versions.max())}, and the weights "
-                f"are kept of {min([self.version, *self._older])} to {self.version}"
+                f"are kept of {min([self.version, *self._earlier])} to {self.version}"
             )
         return gap, checked
 
-    def _keep(self, policy: Any) -> None:
-        """Stores the weights before this step, and drops those that are too old."""
+    def _store(self, policy: Any) -> None:
+        """Stores the weights that the step began with, and drops those that are too old."""
         if policy is not None:
-            self._older[self.version] = policy.requires_grad_(False)
-            self._older.pop(self.version - self.settings.kept_versions, None)
+            self._earlier[self.version] = policy.requires_grad_(False)
+            self._earlier.pop(self.version - self.settings.kept_versions, None)
 
     def _check_denominators(self, ratio_distance: float, corrections: torch.Tensor) -> None:
-        """Checks that a step begins at ratio 1: PPO's ratio, and importance weights of tokens of the present
-        weights."""
-        most = self.settings.max_log_prob_gap
+        """Checks that PPO's ratio, and the importance weights of tokens of the present weights, are 1 at first.
+
+        Raises:
+            LogProbGapError: one of them is not.
+        """
+        max_gap = self.settings.max_log_prob_gap
         own_distance = float((corrections - 1).abs().mean()) if corrections.numel() else 0.0
         for name, distance in (("PPO's ratio", ratio_distance), ("the importance weight", own_distance)):
-            if most is not None and not distance <= most:
+            if max_gap is not None and not distance <= max_gap:
                 raise LogProbGapError(
-                    f"{name} is {distance:.3g} from 1 on average before anything was updated (at most {most:g} is "
+                    f"{name} is {distance:.3g} from 1 on average before anything was updated (at most {max_gap:g} is "
                     "allowed): its denominator is of other weights than those that the step begins with"
                 )
 
     def _update(self, batch: Batch, old: torch.Tensor, advantages: torch.Tensor, *, is_first: bool) -> _Update:
         new = token_log_probs(trained_logits(self.policy, batch), batch.targets, self.settings.temperature)
         corrections = importance_weights(old, batch.log_probs, self.settings.importance_cap)
-        found = policy_loss(
+        result = policy_loss(
             new,
             old,
             advantages,
@@ -247,15 +258,15 @@ class GrpoTrainer:
             clip_high=self.settings.clip_high,
         )
         if is_first:
-            self._check_denominators(found.distance, corrections[batch.versions == self.version])
+            self._check_denominators(result.ratio_distance, corrections[batch.versions == self.version])
         self._optimizer.zero_grad()
-        found.loss.backward()
+        result.loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.settings.max_gradient_norm)
         self._optimizer.step()
         self._warmup.step()
         return _Update(
-            loss=found.loss.item(),
-            clipped=found.clipped,
+            loss=result.loss.item(),
+            clipped=result.clipped,
             gradient_norm=norm.item(),
             importance=float(corrections.mean()),
             importance_cut=float((corrections >= self.settings.importance_cap).float().mean()),
@@ -263,7 +274,7 @@ class GrpoTrainer:
 
 
 def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, float]]:
-    """Returns the baseline and the scale of the returns in each group."""
+    """Returns the baseline and the scale of the returns in each group, by ``group_index``."""
     groups: dict[int, list[RolloutTrajectory]] = {}
     for each in played:
         groups.setdefault(each.group_index, []).append(each)
@@ -276,7 +287,7 @@ def _baselines(played: Sequence[RolloutTrajectory]) -> dict[int, tuple[float, fl
 def _token_advantages(
     batch: Batch, trajectories: Sequence[RolloutTrajectory], baselines: Mapping[int, tuple[float, float]]
 ) -> torch.Tensor:
-    """Returns the advantage of each token (K): its return's; without turn rewards, its trajectory's."""
+    """Returns the advantage of each trained token (K), from its return."""
     of_trajectory = [baselines[each.group_index] for each in trajectories]
     means, scales = torch.tensor(of_trajectory, dtype=torch.double, device=batch.returns.device).unbind(1)
     return ((batch.returns.double() - means[batch.trajectories]) * scales[batch.trajectories]).float()
@@ -288,7 +299,7 @@ def _row_reports(
     log_probs: torch.Tensor,
     entropy: torch.Tensor,
 ) -> Iterator[RowReport]:
-    """Yields statistics of each row; the inputs are concatenated row by row."""
+    """Yields the report of each row; ``log_probs`` and ``entropy`` hold the trained tokens of one row after another."""
     start = 0
     for each in trajectories:
         mean, scale = baselines[each.group_index]

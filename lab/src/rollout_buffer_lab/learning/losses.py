@@ -1,7 +1,7 @@
 """The formulas of the reference trainer, as pure functions on tensors, with their sources.
 
-Shapes: K trained tokens of all rows together, N trajectories, V ids of the vocabulary. What was not sampled never gets
-here, so that no mask can be forgotten.
+Shapes: K trained tokens of all rows together, V ids of the vocabulary. Tokens that were not sampled are left out by the
+caller, so that no formula can forget a mask.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def entropies(logits: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
 def token_weights(trajectories: torch.Tensor) -> torch.Tensor:
     """Returns the weight of each token (K), with sum 1: equal per trajectory, and equal per token within it.
 
-    ``trajectories`` (K) numbers the one that a token is of; in how many rows it was makes no difference, and one
-    without a trained token, a dummy, does not count. The mean over trajectories of the mean over their tokens:
-    DeepSeekMath, equation 3, where a trajectory is one row.
+    ``trajectories`` (K) has the number of each token's trajectory; the number of its rows makes no difference, and a
+    number without a token does not count. The weighted sum of a loss is its mean over trajectories of the mean over
+    their tokens: DeepSeekMath, equation 3, where a trajectory is one row.
     """
     tokens = torch.bincount(trajectories)
     return 1.0 / (tokens[trajectories] * (tokens > 0).sum())
 
 
 def importance_weights(trainer: torch.Tensor, engine: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
-    """Weights (K) of tokens that the engine sampled with log-probs other than the trainer's, cut at ``cap``.
+    """Returns the weights (K) that correct for engine log-probs other than the trainer's, cut at ``cap``.
 
     min(π_trainer / π_engine, cap), without a gradient: Yao et al., "Your Efficient RL Framework Secretly Brings You
     Off-Policy RL Training", 2025; slime's ``--use-tis``. It corrects for old weight versions as well.
@@ -48,7 +48,7 @@ class PolicyLoss:
 
     loss: torch.Tensor
     clipped: float
-    distance: float
+    ratio_distance: float
 
 
 def policy_loss(
@@ -60,16 +60,16 @@ def policy_loss(
     clip: float = 0.2,
     clip_high: float = 0.28,
 ) -> PolicyLoss:
-    """PPO's clipped loss of log-probs ``new`` against ``old``, with each token's advantage and weight (K each).
+    """Returns PPO's clipped loss of log-probs ``new`` against ``old``, with each token's advantage and weight (K each).
 
-    Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv:1707.06347), equation 7; an upper bound
-    wider than the lower is Yu et al., "DAPO", 2025 (arXiv:2503.14476), section 3.1; slime's ``--eps-clip-high``.
+    Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv:1707.06347), equation 7. The wider upper
+    bound is from Yu et al., "DAPO", 2025 (arXiv:2503.14476), section 3.1; slime's ``--eps-clip-high``.
     """
     ratio = (new - old).exp()
-    gain, gain_within = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
-    loss = -(torch.minimum(gain, gain_within) * weights).sum()
+    gain, clipped_gain = ratio * advantages, ratio.clamp(1 - clip, 1 + clip_high) * advantages
+    loss = -(torch.minimum(gain, clipped_gain) * weights).sum()
     return PolicyLoss(
         loss=loss,
-        clipped=float((gain_within < gain).float().mean()),
-        distance=float((ratio.detach() - 1).abs().mean()),
+        clipped=float((clipped_gain < gain).float().mean()),
+        ratio_distance=float((ratio.detach() - 1).abs().mean()),
     )

@@ -1,6 +1,6 @@
-"""A tiny policy: random weights, then imitation of scripted episodes; Qwen3's architecture over a tokenizer's ids.
+"""A tiny policy of Qwen3's architecture: random weights, which imitation of scripted episodes warms up.
 
-One that sees has Qwen3-VL's, with an image processor for small screens.
+A policy that takes images has Qwen3-VL's architecture, with an image processor for small screens.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from slime_plugins.rollout_buffer.trainer.batch_types import RolloutTrajectory
 
 POSITIONS_OF_PATCHES = 256
 """Learned positions of a picture's patches: a grid of 16 by 16, stretched over any picture."""
-SPREAD, SPREAD_OF_PLACES = 0.1, 0.7
-"""Standard deviations of the random weights, and of the patches' learned places, of a policy that sees.
+WEIGHT_STD, POSITION_STD = 0.1, 0.7
+"""Standard deviations of a vision policy's random weights, and of its patches' learned positions.
 
-The published 0.02 is for wide models: one as narrow as this had not looked at its picture after 200 updates, and with
-0.1 for both not after 400. With these it does after about 250.
+The published 0.02 is for wide models: with it, a policy as narrow as this still ignored its picture after 200 updates,
+and with 0.1 for both after 400. With these values it uses the picture after about 250.
 """
 VISION_TOKENS = {
     "image": "<|image_pad|>",
@@ -56,7 +56,7 @@ IMAGE_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-"""As published for Qwen3-VL, but for the smallest picture: here that is one of 32 by 32 pixels."""
+"""Qwen3-VL's published settings, except that the smallest picture has 32 by 32 pixels."""
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -86,7 +86,7 @@ def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int |
     }
     if patch_size is None:
         return Qwen3ForCausalLM(Qwen3Config(**text, tie_word_embeddings=True))
-    half = size.hidden // size.heads // 2
+    half = size.hidden // size.heads // 2  # M-RoPE splits it into time, height and width
     text["rope_parameters"] = {
         "rope_type": "default",
         "rope_theta": 10_000.0,
@@ -102,23 +102,23 @@ def new_policy(tokenizer: Any, size: PolicySize, seed: int, *, patch_size: int |
         "patch_size": patch_size,
         "num_position_embeddings": POSITIONS_OF_PATCHES,
         "deepstack_visual_indexes": [0],
-        "initializer_range": SPREAD,
+        "initializer_range": WEIGHT_STD,
     }
-    text["initializer_range"] = SPREAD
+    text["initializer_range"] = WEIGHT_STD
     named = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in VISION_TOKENS.items()}
     policy = Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True, **named)
     )
-    torch.nn.init.normal_(policy.model.visual.pos_embed.weight, std=SPREAD_OF_PLACES)
+    torch.nn.init.normal_(policy.model.visual.pos_embed.weight, std=POSITION_STD)
     return policy
 
 
 def load_policy(folder: Path) -> tuple[Any, Any]:
-    """Returns model and tokenizer in a folder in Hugging Face layout, in float32."""
+    """Returns the model, in float32, and the tokenizer of a folder in Hugging Face layout."""
     disable_progress_bar()
-    sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model = kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    takes_images = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
+    model_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    model = model_class.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
@@ -129,26 +129,27 @@ def save_policy(policy: Any, folder: Path) -> None:
 
 
 def save_processors(tokenizer: Any, folder: Path, *, patch_size: int | None = None, model: Path | None = None) -> None:
-    """Writes what stands between text, images and a policy: the tokenizer, and the image processor of one that sees.
+    """Writes a policy's tokenizer, and for a vision policy its image processor.
 
-    That is the one for ``patch_size``, or the one in the folder ``model``.
+    The image processor is a new one for ``patch_size``, or a copy of that in the folder ``model``.
     """
     tokenizer.save_pretrained(folder)
     if patch_size is not None:
         settings = {**IMAGE_PROCESSOR, "patch_size": patch_size}
         (folder / PROCESSOR_FILES[0]).write_text(json.dumps(settings, indent=1), encoding="utf-8")
-    for name in PROCESSOR_FILES if model is not None else ():
-        if model is not None and (model / name).is_file():
-            shutil.copy(model / name, folder / name)
+    if model is not None:
+        for path in [model / name for name in PROCESSOR_FILES if (model / name).is_file()]:
+            shutil.copy(path, folder)
 
 
 def imitate(policy: Any, trajectories: Sequence[RolloutTrajectory], plan: WarmUpPlan, *, seed: int = 0) -> float:
-    """Trains the policy on the trajectories' replies (supervised), and returns the last updates' mean loss in nats."""
+    """Trains the policy on the trajectories' replies (supervised); returns the mean loss of the last 20 updates in nats
+    a token."""
     rng = random.Random(seed)
     losses: list[float] = []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98))
-    first = 1.0 / (plan.rising + 1)
-    rise = torch.optim.lr_scheduler.LinearLR(optimizer, first, total_iters=plan.rising)
+    first_factor = 1.0 / (plan.rising + 1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, first_factor, total_iters=plan.rising)
     for _ in range(plan.updates):
         batch = batch_of(rng.sample(trajectories, min(plan.batch, len(trajectories))), policy.device.type)
         log_probs = token_log_probs(trained_logits(policy, batch), batch.targets)
@@ -157,6 +158,6 @@ def imitate(policy: Any, trajectories: Sequence[RolloutTrajectory], plan: WarmUp
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-        rise.step()
+        schedule.step()
         losses.append(loss.item())
     return fmean(losses[-20:]) if losses else math.nan

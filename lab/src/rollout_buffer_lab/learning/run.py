@@ -1,6 +1,6 @@
-"""One run of ``rollout-buffer learn``: creates a policy, imitates, trains through the service, and tests the result.
+"""One run of ``rollout-buffer learn``: makes a policy, warms it up, trains it through the service, judges the rewards.
 
-task file → policy, warmed up → engine, buffer, job → step: batch of rows → GRPO → weights → ack → … → verdict
+A step takes a batch of the job's groups, trains on it, pushes the weights to the engine, and acknowledges the batch.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
 JOB_ID = "learn"
 PASSES = 4
-"""Passes over the input that the job may make: groups with equal rewards are filtered, and replaced by new ones."""
+"""Epochs of the job: more than one, because groups with equal rewards are filtered and further groups replace them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnSettings:
     """Settings of a run. All output goes to ``folder``.
 
-    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``
-    and ``warm_up_updates`` are the task's own where they are None. ``lag`` is how many steps the playing may be ahead
-    of the training, and how many weight versions a trained token may be behind; with 0 each waits for the other.
+    ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``,
+    ``warm_up_updates`` and ``max_new_tokens`` are the task's own where they are None. ``lag`` is how many steps playing
+    may be ahead of training, and how many weight versions a trained token may be behind; with 0 they alternate. The
+    files ``beside`` are metrics of earlier runs, whose curves are drawn beside this run's.
     """
 
     folder: Path
@@ -108,9 +109,9 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Result of a run. ``stopped`` is the reason of an early end, ``refused`` the trainer's refusal.
+    """Result of a run. ``stopped`` is the reason of an early end, ``refused`` the trainer's reason to refuse a step.
 
-    A run that was refused has no verdict, whatever its reward did until then.
+    A refused run has no verdict, whatever its reward did until then.
     """
 
     steps: tuple[Step, ...]
@@ -141,8 +142,8 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
     job_options = task.options(settings.mode)
     task.check_generator()
     beside = [_curve_of(path) for path in settings.beside]  # read before the folder is emptied
-    run = _emptied(settings)
-    policy = _policy(settings, task, run / "model", on_message)
+    run = _empty_run_folder(settings)
+    policy = _initial_policy(settings, task, run / "model", on_message)
     write_lines(run / "instances.jsonl", _instances(settings, task))
     engine = ["--model", str(run / "model"), "--device", settings.device, "--seed", str(settings.seed)]
     engine += ["--threads", "1", "--max-running", "96"] if settings.device == "cpu" else ["--max-running", "256"]
@@ -169,11 +170,11 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
             return training.play(EngineWeights(engine_url))
 
 
-def _emptied(settings: LearnSettings) -> Path:
-    """The folder of the run, with nothing of an earlier one in it.
+def _empty_run_folder(settings: LearnSettings) -> Path:
+    """Deletes what an earlier run left in the folder of the run, and returns the folder.
 
     Raises:
-        ConfigError: what this run reads would go with it, or what a server shows.
+        ConfigError: this run would read something in the folder, or a ``serve`` uses it.
     """
     run = settings.folder.resolve() / "run"
     for flag, path in (("--model", settings.model), ("--input", settings.input_file)):
@@ -186,7 +187,7 @@ def _emptied(settings: LearnSettings) -> Path:
 
 
 def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) -> None:
-    """Only creates the initial policy, in ``folder``, for an engine that is started by hand.
+    """Creates only the initial policy, in ``folder``, for an engine that is started by hand.
 
     Raises:
         ConfigError: the task cannot be used.
@@ -196,7 +197,7 @@ def make_policy(settings: LearnSettings, folder: Path, on_message: OnMessage) ->
     on_message(f"the policy is in {folder}: serve it, and give --model {folder} --engine URL")
 
 
-def _policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
+def _initial_policy(settings: LearnSettings, task: TaskFile, folder: Path, on_message: OnMessage) -> Any:
     """Returns the initial policy, also stored in ``folder``: the given one, or a new one after imitation."""
     if settings.model is None:
         return _new_policy(settings, task, folder, on_message)
@@ -302,7 +303,7 @@ class _Training:
     ) -> None:
         self._settings, self._run, self._feed, self._client = settings, run, feed, client
         self._beside = beside
-        self._spoil = corruption_of(settings.arm, policy, settings.seed)
+        self._corrupt = corruption_of(settings.arm, policy, settings.seed)
         grpo = replace(settings.grpo, kept_versions=max(1, settings.lag))
         self._trainer = trainer_of(settings.arm, policy, grpo, seed=settings.seed)
         self._on_step = on_step
@@ -328,7 +329,7 @@ class _Training:
     def _train(self, weights: EngineWeights) -> str | None:
         job = LearningJob(self._feed, self._client, groups_per_step=self._settings.groups)
         folder = self._run / "weights"
-        shutil.copytree(self._run / "model", folder)  # with the tokenizer: an engine can serve what is trained
+        shutil.copytree(self._run / "model", folder)  # with the tokenizer, so that an engine can serve the folder
         for step in range(self._settings.steps):
             began = time.monotonic()
             batch = job.next_batch(self._trainer.version)
@@ -336,17 +337,20 @@ class _Training:
             if batch is None:
                 return "every group that was played has equal rewards: there is nothing left to learn from"
             trajectories = [each for each in batch.trajectories if not each.is_dummy]
-            came = time.monotonic()
-            report = self._trainer.step(self._spoil(trajectories))
+            if not trajectories:
+                reason = batch.groups[0].trajectories[0].dummy_reason
+                return f"no trajectory of step {step} can be trained: {reason}"
+            received = time.monotonic()
+            report = self._trainer.step(self._corrupt(trajectories))
             save_policy(self._trainer.policy, folder)
             if self._settings.arm is not Arm.FROZEN:
                 weights.push(folder, self._trainer.version)
             self._feed.ack(batch)
             self._feed.report(self._trainer.row_reports, step=step)
-            self._note(step, played, trajectories, report, came - began, time.monotonic() - came)
+            self._record(step, played, trajectories, report, received - began, time.monotonic() - received)
         return None
 
-    def _note(
+    def _record(
         self,
         number: int,
         played: Sequence[PlayedGroup],
@@ -385,12 +389,12 @@ class _Training:
 
 
 def outcome_of(steps: Sequence[Step], seed: int, *, stopped: str | None, refused: str | None) -> Outcome:
-    """Tests the rewards of the first and the last steps; a refused run proves nothing."""
+    """Judges the rewards of the last steps against those of the first, unless the run was refused."""
     if not steps:
         stopped = stopped or "no step was trained"
-    ends = max(1, min(4, len(steps) // 3))
-    first = [reward for step in steps[:ends] for reward in step.group_rewards]
-    last = [reward for step in steps[-ends:] for reward in step.group_rewards]
+    num_steps = max(1, min(4, len(steps) // 3))
+    first = [reward for step in steps[:num_steps] for reward in step.group_rewards]
+    last = [reward for step in steps[-num_steps:] for reward in step.group_rewards]
     can_be_judged = refused is None and len(steps) > 1 and first and last
     verdict = judge(first, last, seed) if can_be_judged else None
     return Outcome(steps=tuple(steps), verdict=verdict, stopped=stopped, refused=refused)
@@ -407,8 +411,8 @@ def _curve_of(path: Path) -> Curve:
     """Returns the curve of an earlier run, from its metrics file."""
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return Curve(name=name_of_run(path), means=[line["reward"] for line in lines])
-    except (OSError, ValueError, KeyError) as error:
+        return Curve(name=name_of_run(path), means=[float(line["reward"]) for line in lines])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--beside {path} is no metrics.jsonl of an earlier run: {error!r}") from error
 
 

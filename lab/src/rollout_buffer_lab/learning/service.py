@@ -1,8 +1,4 @@
-"""Requests of a learning run: a job, its groups, weight updates.
-
-It is what a trainer does with the service: a leased batch for each step, acknowledged when the step's weights are safe,
-and weights with a version pushed to the engine while episodes go on.
-"""
+"""Requests of a learning run to the buffer and the engine: the job's groups, and weight updates."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ from slime_plugins.rollout_buffer.types import JobState
 
 LOOK_INTERVAL_S = 0.2
 QUIET_S = 5.0
-"""After this time without progress a step starts with fewer groups: the limit of the lag lets no new group begin."""
+"""A step starts with fewer groups if no attempt ran for so long: then the limit of the lag lets no new group begin."""
 UPDATE_TIMEOUT_S = 300.0
 CLOSED_STATES = ("ready", "leased", "delivered", "filtered")
-"""States of a group whose members have all ended; failed and skipped groups excepted."""
+"""States of a closed group that was played; failed and skipped groups are not counted."""
 PLAYED_PER_STEP = 4
-"""Maximum number of times that a step's groups are played, if most have equal rewards and are filtered."""
+"""A step waits for at most so many times its number of groups, if most have equal rewards and are filtered."""
 GROUPS_PER_PAGE = 200
 
 
@@ -44,15 +40,14 @@ class EngineWeights:
         self._url = url.rstrip("/")
 
     def push(self, folder: Path, version: int) -> None:
-        """Loads the weights in the absolute ``folder`` under a version; running requests continue with them.
+        """Loads the weights in ``folder``, an absolute path, under a version; running requests continue with them.
 
         Raises:
             EngineError: the engine does not take them.
         """
         self._post("pause_generation", {"mode": "retract"})
         try:
-            body = {"model_path": str(folder), "weight_version": str(version)}
-            self._post("update_weights_from_disk", body)
+            self._post("update_weights_from_disk", {"model_path": str(folder), "weight_version": str(version)})
         finally:
             self._post("continue_generation", {})
 
@@ -79,12 +74,12 @@ class PlayedGroup:
 
 
 class LearningJob:
-    """One job as a trainer sees it: delivered groups, and other closed groups."""
+    """One job as a trainer sees it: its deliveries, and the rewards of all groups that were played."""
 
     def __init__(self, feed: RolloutFeed, client: RolloutBufferClient, *, groups_per_step: int) -> None:
         self._feed, self._client = feed, client
         self._groups_per_step = groups_per_step
-        self._known: set[int] = set()
+        self._reported: set[int] = set()
         self._closed_before = 0
 
     def next_batch(self, version: int) -> RolloutBatch | None:
@@ -121,25 +116,26 @@ class LearningJob:
 
     def played(self) -> list[PlayedGroup]:
         """Returns the groups leased or filtered since the last call."""
-        found: list[PlayedGroup] = []
+        groups: list[PlayedGroup] = []
         for state in ("leased", "filtered"):
-            found += self._played_in(state)
-        self._known.update(group.group_index for group in found)
-        return found
+            groups += self._played_in(state)
+        self._reported.update(group.group_index for group in groups)
+        return groups
 
     def _played_in(self, state: str) -> list[PlayedGroup]:
-        found: list[PlayedGroup] = []
+        groups: list[PlayedGroup] = []
         cursor: str | None = None
         while True:
             page = self._client.groups(self._feed.job_id, state=state, limit=GROUPS_PER_PAGE, cursor=cursor)
-            new = [entry for entry in page["groups"] if entry["group_index"] not in self._known]
+            # Groups come last changed first: after a page with a reported group there is nothing new.
+            new = [entry for entry in page["groups"] if entry["group_index"] not in self._reported]
             for entry in new:
                 rewards = tuple(member["reward"] for member in entry["members"] if not member["late"])
                 if rewards:
-                    found.append(PlayedGroup(group_index=entry["group_index"], rewards=rewards))
+                    groups.append(PlayedGroup(group_index=entry["group_index"], rewards=rewards))
             cursor = page["next_cursor"]
             if cursor is None or len(new) < len(page["groups"]):
-                return found
+                return groups
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

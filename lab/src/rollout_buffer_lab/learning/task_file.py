@@ -2,15 +2,15 @@
 
     instances(rng, count) -> [{...}, ...]            input lines; without it they hold nothing but their instance_id
     scripted_reply(prompt, instance, rng) -> text    a scripted policy that knows the format and is right sometimes
-    warm_up_traces(rng) -> [messages, ...]           conversations instead of the player
+    warm_up_traces(rng) -> [messages, ...]           conversations to imitate, where there is no scripted policy
     MAX_NEW_TOKENS = 16                              longest reply
     MODES = {name: {...}, ...}                       what --mode adds to the job's payload; the first is the default
     PHRASES = [text, ...]                            texts that are one token each of a new policy
     PATCH_SIZE = 8                                   a new policy sees, in patches of so many pixels
-    WARM_UP = {"episodes": 2000, "updates": 600}     how long a new policy imitates the player, as ``WarmUpPlan``
+    WARM_UP = {"episodes": 2000, "updates": 600}     fields of ``WarmUpPlan``
 
-All are optional. A scripted player plays the generator itself, so that a policy warms up on the very tokens and masks
-that it is trained on later.
+A scripted policy plays through the task's generator, so that a new policy warms up on the very tokens and masks that it
+is trained on later.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, 
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 TASKS = Path(__file__).parent / "tasks"
-AT_ONCE = 64
+AT_ONCE = 64  # episodes of the warm-up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpPlan:
-    """Updates and episodes of the imitation, ``batch`` at once.
+    """How many episodes a new policy imitates, in how many updates of ``batch`` episodes each.
 
     The learning rate rises over the first ``rising`` updates.
     """
@@ -71,7 +71,7 @@ class TaskFile:
         self._module = module
 
     def check_generator(self) -> None:
-        """Creates the generator once without starting it: missing requirements are reported before a run starts.
+        """Creates the generator once without starting it, so that a missing requirement is found before a run starts.
 
         Raises:
             ConfigError: it cannot be created; the message has the reason.
@@ -84,7 +84,7 @@ class TaskFile:
             raise ConfigError(f"create_generator() of {self.path} fails: {type(error).__name__}: {error}") from error
 
     def instances(self, rng: random.Random, count: int) -> list[dict[str, Any]]:
-        """Input lines, each with its ``instance_id``."""
+        """Returns input lines, each with an ``instance_id``."""
         make = getattr(self._module, "instances", None)
         lines = [{} for _ in range(count)] if make is None else make(rng, count)
         return [{"instance_id": str(number), **line} for number, line in enumerate(lines)]
@@ -98,8 +98,8 @@ class TaskFile:
         if mode is None:
             return next(iter(self._modes.values()), {})
         if mode not in self._modes:
-            there = ", ".join(self._modes) or "none"
-            raise ConfigError(f"the task {self.task_type} has no mode {mode!r}; its modes: {there}")
+            known = ", ".join(self._modes) or "none"
+            raise ConfigError(f"the task {self.task_type} has no mode {mode!r}; its modes: {known}")
         return self._modes[mode]
 
     def warm_up(
@@ -107,10 +107,10 @@ class TaskFile:
     ) -> WarmUp:
         """Returns episodes to imitate: of the file's scripted policy, else its recorded ones, else none.
 
-        ``options`` are the mode's.
+        ``options`` are those of the mode.
         """
         if (reply := getattr(self._module, "scripted_reply", None)) is not None:
-            return asyncio.run(self._played(reply, tokenizer, rng, episodes, options))
+            return asyncio.run(self._play_episodes(reply, tokenizer, rng, episodes, options))
         if (traces := getattr(self._module, "warm_up_traces", None)) is not None:
             return WarmUp(
                 items=[
@@ -120,7 +120,7 @@ class TaskFile:
             )
         return WarmUp()
 
-    async def _played(
+    async def _play_episodes(
         self, reply: Callable[..., str], tokenizer: Any, rng: random.Random, episodes: int, options: Mapping[str, Any]
     ) -> WarmUp:
         lines = {str(number): line for number, line in enumerate(self.instances(rng, episodes))}
@@ -135,7 +135,7 @@ class TaskFile:
             GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE, options=options)
         )
         try:
-            played = [await self._episode(generator, uid, line) for uid, line in lines.items()]
+            played = [await self._play_episode(generator, uid, line) for uid, line in lines.items()]
         finally:
             await generator.close()
         return WarmUp(
@@ -143,7 +143,7 @@ class TaskFile:
             images={image.sha256: image.data for _, images in played for image in images},
         )
 
-    async def _episode(
+    async def _play_episode(
         self, generator: Generator, uid: str, line: Mapping[str, Any]
     ) -> tuple[RolloutItem, Sequence[Image]]:
         sampling = SamplingParams(max_new_tokens=self.max_new_tokens)
@@ -176,8 +176,8 @@ def find_task(name: str, folder: Path | None) -> TaskFile:
             task = _load(path)
             found[task.task_type] = task
     if name not in found:
-        there = ", ".join(sorted(found)) or "none"
-        raise ConfigError(f"no file in {folder or TASKS} has TASK_TYPE = {name!r}; the tasks there: {there}")
+        known = ", ".join(sorted(found)) or "none"
+        raise ConfigError(f"no file in {folder or TASKS} has TASK_TYPE = {name!r}; the tasks there: {known}")
     return found[name]
 
 

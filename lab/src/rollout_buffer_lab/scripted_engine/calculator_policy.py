@@ -1,4 +1,4 @@
-"""Policy for sums with a calculator: one tool call, then the tool's result as answer."""
+"""Policy for sums with a calculator: calls the tool once, then answers with the tool's result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_calculator_task(conversation: Conversation) -> bool:
 
 
 def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """Returns a call with the sum, or after it the result: the tool's, or with probability 1 - ``skill`` another."""
+    """Returns a call with the sum; after the call an answer, wrong with probability 1 - ``skill``."""
     asked = _sum_asked(conversation)
     assert asked is not None, "asked only after is_calculator_task"
     results = _RESULT.findall(conversation.user_turns[-1].text)

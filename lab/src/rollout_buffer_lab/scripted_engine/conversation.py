@@ -1,4 +1,4 @@
-"""Parses a rendered prompt back into a conversation, without information that a model would not have."""
+"""Parses a rendered prompt back into a conversation, so that a policy knows only what a model would see."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Finished turns in order, and the partial reply: empty unless an aborted reply is continued."""
+    """Finished turns in order. ``begun_reply`` is the part of an aborted reply that is to be continued, else empty."""
 
     turns: tuple[Turn, ...]
     begun_reply: str = ""
 
     @property
     def user_turns(self) -> tuple[Turn, ...]:
-        """The messages of the user (or the environment)."""
+        """The messages of the user, which include those of the environment."""
         return tuple(turn for turn in self.turns if turn.role == "user")
 
     @property
@@ -46,27 +46,27 @@ class Conversation:
 def read_conversation(prompt: str, images: Sequence[bytes]) -> Conversation:
     """Parses a rendered ChatML prompt; other text counts as one user turn.
 
-    Each image goes to the turn that holds its placeholder; placeholders beyond ``images`` stay without one.
+    Each image goes to the turn that holds its placeholder; surplus placeholders get no image.
     """
     if START_OF_TURN not in prompt:
         return Conversation(turns=(_turn("user", prompt, list(images)),))
-    left = list(images)
+    remaining = list(images)
     turns: list[Turn] = []
     begun_reply = ""
     for block in prompt.split(START_OF_TURN)[1:]:
         role, _, content = block.partition("\n")
         text, closed, _ = content.partition(END_OF_TURN)
         if closed or role != "assistant":
-            turns.append(_turn(role, text, left))
+            turns.append(_turn(role, text, remaining))
         else:
             begun_reply = text
     return Conversation(turns=tuple(turns), begun_reply=begun_reply)
 
 
-def _turn(role: str, text: str, left: list[bytes]) -> Turn:
-    """Returns one turn; takes its images off the front of ``left``."""
-    count = min(text.count(IMAGE_PAD), len(left))
-    taken, left[:] = tuple(left[:count]), left[count:]
+def _turn(role: str, text: str, remaining: list[bytes]) -> Turn:
+    """Returns one turn; removes its images from the front of ``remaining``."""
+    count = min(text.count(IMAGE_PAD), len(remaining))
+    taken, remaining[:] = tuple(remaining[:count]), remaining[count:]
     for markup in _VISION_MARKUP:
         text = text.replace(markup, "")
     return Turn(role=role, text=text, images=taken)

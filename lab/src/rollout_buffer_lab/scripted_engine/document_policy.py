@@ -1,7 +1,8 @@
 """Answers questions over long documents with the tools of the context-editing generator.
 
-It measures, cuts and searches the document, reads the hits one by one, notes each, and deletes what it has
-noted. Its input is that of a model: its own turns, tool results, and stubs of deleted messages.
+It measures the document, cuts it into chunks and searches them; then it reads the hits one by one, writes a note on
+each, and deletes the messages with the noted hit. Its input is that of a model: its own turns, tool results, and stubs
+of deleted messages.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
 CHUNK_WORDS: Final = 150
 OVERLAP_WORDS: Final = 30
-HITS: Final = 12
-NOTHING: Final = "nothing"
+MAX_HITS: Final = 12
+EMPTY_NOTE: Final = "nothing"
 
 _CALL = re.compile(r"<tool_call>\n(.{0,4000}?)\n</tool_call>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
@@ -31,14 +32,14 @@ _LIST = re.compile(r"Which ships unloaded crates of (?P<good>\w+)\?")
 _THOUGHTS = ("Let me see.", "One step at a time.", "I go on.", "This is what I need next.", "")
 
 
-class Failing(StrEnum):
-    """Mistakes of an unskilled episode; all but SLIP cost the answer."""
+class Failure(StrEnum):
+    """The mistake of an episode; all but SLIP make the answer wrong."""
 
     NONE = "none"
-    SLIP = "slip"  # a call that is not JSON, corrected in the next turn
-    FORGETS = "forgets"  # never deletes, and may run out of context
+    SLIP = "slip"  # its first call is no JSON, and is repeated correctly
+    FORGETS = "forgets"  # never deletes messages, and may run out of context
     HASTY = "hasty"  # reads one hit and answers
-    MISCOUNTS = "miscounts"  # answers something else than its notes
+    MISCOUNTS = "miscounts"  # its answer is not what its notes say
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,27 +52,27 @@ class _DocumentTask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Seen:
-    """State of the conversation: calls and results in order, and the results of the last turn."""
+class _Progress:
+    """What the conversation shows so far: calls and results in order, and the results of the last turn."""
 
     calls: tuple[Mapping[str, Any], ...]
     results: tuple[Mapping[str, Any], ...]
     last_results: tuple[Mapping[str, Any], ...]
 
     def last_message_with(self, key: str) -> Mapping[str, Any] | None:
-        """Returns the newest result with ``key``."""
+        """Returns the newest result's message that has ``key``."""
         messages = (result.get("message") for result in reversed(self.results))
         return next((message for message in messages if isinstance(message, dict) and key in message), None)
 
     @property
     def notes(self) -> dict[str, str]:
-        """Returns the notes by chunk."""
+        """The notes by their keys, ``chunk ID``."""
         noted = [call["arguments"] for call in self.calls if call.get("name") == "note"]
         return {str(note.get("key")): str(note.get("content")) for note in noted}
 
     @property
     def chunk_just_read(self) -> Mapping[str, Any] | None:
-        """Returns the last result if it is a chunk."""
+        """The result of the last turn that has a chunk's text; None without one."""
         read = [result for result in self.last_results if isinstance(result.get("message"), dict)]
         return next((result for result in read if "text" in result["message"]), None)
 
@@ -83,77 +84,80 @@ def is_document_task(conversation: Conversation) -> bool:
 
 
 def work_on_document(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """Returns the reply to the latest tool results: a thought and one or two calls."""
+    """Returns the reply to the latest tool results: a thought and one or two calls.
+
+    With probability 1 - ``skill`` the conversation has a failure that makes its answer wrong.
+    """
     task = _task_of(conversation)
     assert task is not None, "asked only after is_document_task"
-    seen = _read(conversation)
+    progress = _read(conversation)
     question = conversation.user_turns[0].text
-    failing = _failing(rng.about("document", question), skill)
+    failure = _drawn_failure(rng.about("document", question), skill)
     words = rng.about("words", question, len(conversation.turns))
-    if failing is Failing.SLIP and not seen.results:
+    if failure is Failure.SLIP and not progress.results:
         return '<tool_call>\n{"name": "analyzeText", "arguments": {\n</tool_call>'
-    calls = _next_calls(seen, task, failing)
+    calls = _next_calls(progress, task, failure)
     thought = words.choice(_THOUGHTS)
     return "\n".join([*([thought] if thought else []), *map(_written, calls)])
 
 
-def _next_calls(seen: _Seen, task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
-    if seen.last_message_with("tokens") is None:
+def _next_calls(progress: _Progress, task: _DocumentTask, failure: Failure) -> list[dict[str, Any]]:
+    if progress.last_message_with("tokens") is None:
         return [_call("analyzeText")]
-    if seen.last_message_with("chunks") is None:
+    if progress.last_message_with("chunks") is None:
         return [_call("buildIndex", chunk_size=CHUNK_WORDS, overlap=OVERLAP_WORDS)]
-    found = seen.last_message_with("hits")
+    found = progress.last_message_with("hits")
     if found is None:
-        return [_call("searchEngine", query=task.query, top_k=HITS)]
-    if seen.chunk_just_read is not None:
-        return _note_and_delete(seen.chunk_just_read, task, failing)
-    unread = _unread(seen, found["hits"], task, failing)
+        return [_call("searchEngine", query=task.query, top_k=MAX_HITS)]
+    if progress.chunk_just_read is not None:
+        return _note_and_delete(progress.chunk_just_read, task, failure)
+    unread = _unread(progress, found["hits"], task, failure)
     if unread:
         return [_call("readChunk", chunk_id=unread[0])]
-    if not _just_read_notes(seen):
+    if not _just_read_notes(progress):
         return [_call("readNote")]
-    return [_call("finish", answer=_answer(seen, task, failing))]
+    return [_call("finish", answer=_answer(progress, task, failure))]
 
 
-def _unread(seen: _Seen, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failing: Failing) -> list[int]:
-    """Returns the unread chunks; none once a needle is found."""
-    notes = seen.notes
-    found = any(text != NOTHING for text in notes.values())
-    if (found and task.kind == "needle") or (notes and failing is Failing.HASTY):
+def _unread(progress: _Progress, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failure: Failure) -> list[int]:
+    """Returns the ids of the hits to read: those without a note. There are none once a needle's answer is noted."""
+    notes = progress.notes
+    found = any(text != EMPTY_NOTE for text in notes.values())
+    if (found and task.kind == "needle") or (notes and failure is Failure.HASTY):
         return []
     return [hit["chunk_id"] for hit in hits if f"chunk {hit['chunk_id']}" not in notes]
 
 
-def _just_read_notes(seen: _Seen) -> bool:
+def _just_read_notes(progress: _Progress) -> bool:
     return any(
         isinstance(result.get("message"), dict) and isinstance(result["message"].get("notes"), dict)
-        for result in seen.last_results
+        for result in progress.last_results
     )
 
 
-def _note_and_delete(result: Mapping[str, Any], task: _DocumentTask, failing: Failing) -> list[dict[str, Any]]:
+def _note_and_delete(result: Mapping[str, Any], task: _DocumentTask, failure: Failure) -> list[dict[str, Any]]:
     message = result["message"]
     facts = [match.group() for match in task.fact.finditer(message["text"])]
-    note = _call("note", key=f"chunk {message['chunk_id']}", content=" ".join(facts) or NOTHING)
-    if failing is Failing.FORGETS:
+    note = _call("note", key=f"chunk {message['chunk_id']}", content=" ".join(facts) or EMPTY_NOTE)
+    if failure is Failure.FORGETS:
         return [note]
     ids = [result["msg_id(invoking_assistant)"], result["msg_id"]]
     return [note, _call("deleteContext", message_ids=ids)]
 
 
-def _answer(seen: _Seen, task: _DocumentTask, failing: Failing) -> str:
-    listed = (seen.last_message_with("notes") or {}).get("notes")
-    notes = "\n".join(listed.values()) if isinstance(listed, dict) else "\n".join(seen.notes.values())
-    facts = {match.group(): match for match in task.fact.finditer(notes)}.values()  # overlaps show some twice
+def _answer(progress: _Progress, task: _DocumentTask, failure: Failure) -> str:
+    listed = (progress.last_message_with("notes") or {}).get("notes")
+    notes = "\n".join(listed.values()) if isinstance(listed, dict) else "\n".join(progress.notes.values())
+    facts = {match.group(): match for match in task.fact.finditer(notes)}.values()  # overlapping chunks repeat facts
     if not facts:
         return "unknown"
     if task.kind == "sum":
-        return str(sum(int(fact["crates"]) for fact in facts) + (failing is Failing.MISCOUNTS))
+        return str(sum(int(fact["crates"]) for fact in facts) + (failure is Failure.MISCOUNTS))
     if task.kind == "list":
         ships = sorted({fact["ship"] for fact in facts})
-        return ", ".join(ships[1:] or ["none"] if failing is Failing.MISCOUNTS else ships)
+        return ", ".join(ships[1:] or ["none"] if failure is Failure.MISCOUNTS else ships)
     code = next(iter(facts))["code"]
-    return code[::-1] if failing is Failing.MISCOUNTS else code
+    return code[::-1] if failure is Failure.MISCOUNTS else code
 
 
 def _task_of(conversation: Conversation) -> _DocumentTask | None:
@@ -171,8 +175,8 @@ def _task_of(conversation: Conversation) -> _DocumentTask | None:
     return None
 
 
-def _read(conversation: Conversation) -> _Seen:
-    """Returns calls and results of the conversation; text that is no JSON is ignored."""
+def _read(conversation: Conversation) -> _Progress:
+    """Returns calls and results of the conversation; calls and results that are no JSON objects are ignored."""
     calls: list[Mapping[str, Any]] = []
     results: list[Mapping[str, Any]] = []
     last: list[Mapping[str, Any]] = []
@@ -182,7 +186,7 @@ def _read(conversation: Conversation) -> _Seen:
         elif turn.role in ("user", "tool"):
             last = _objects(_RESULT, turn.text)
             results += last
-    return _Seen(calls=tuple(calls), results=tuple(results), last_results=tuple(last))
+    return _Progress(calls=tuple(calls), results=tuple(results), last_results=tuple(last))
 
 
 def _objects(pattern: re.Pattern[str], text: str) -> list[Mapping[str, Any]]:
@@ -196,10 +200,10 @@ def _objects(pattern: re.Pattern[str], text: str) -> list[Mapping[str, Any]]:
     return found
 
 
-def _failing(randomness: Random, skill: float) -> Failing:
+def _drawn_failure(randomness: Random, skill: float) -> Failure:
     if randomness.random() >= skill:
-        return randomness.choice([Failing.FORGETS, Failing.HASTY, Failing.MISCOUNTS])
-    return Failing.SLIP if randomness.random() < 0.2 else Failing.NONE
+        return randomness.choice([Failure.FORGETS, Failure.HASTY, Failure.MISCOUNTS])
+    return Failure.SLIP if randomness.random() < 0.2 else Failure.NONE
 
 
 def _call(name: str, **arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A reply whose tokens appear over time; it may be aborted, frozen, or see a weight update."""
+"""The timing of one reply: its tokens appear over time, and it may be aborted, frozen, or get new weights."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Seconds before the first token, and before each further one; 0 = at once."""
+    """Seconds before the first token, and before each further token."""
 
     latency_s: float = 0.0
     token_latency_s: float = 0.0
 
 
 class Generation:
-    """The clock of one reply. It waits until ``begin``, and finishes at its last token or by ``abort``."""
+    """Counts the tokens of one reply by the clock, from ``begin`` to its last token or ``abort``."""
 
     def __init__(self, pace: Pace, weight_version: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._pace = pace
@@ -31,12 +31,12 @@ class Generation:
 
     @property
     def aborted(self) -> bool:
-        """True if it was aborted."""
+        """True if ``abort`` ended it."""
         return self._aborted_after is not None
 
     @property
     def produced(self) -> int:
-        """Returns the number of tokens so far."""
+        """The number of tokens so far."""
         if self._aborted_after is not None:
             return self._aborted_after
         if self._length is None:
@@ -57,30 +57,30 @@ class Generation:
             self._frozen_at = self._started_at
 
     def abort(self) -> None:
-        """Finishes it with the tokens so far; a finished reply does not change."""
+        """Finishes the reply with the tokens so far; a finished reply does not change."""
         if not self.finished:
             self._aborted_after = self.produced
         self.wake()
 
     def freeze(self) -> None:
-        """Stops its clock; no token appears until ``thaw``."""
+        """Stops the clock: no token appears until ``thaw``."""
         if self._frozen_at is None:
             self._frozen_at = self._clock()
         self.wake()
 
     def thaw(self) -> None:
-        """Continues its clock."""
+        """Continues the clock."""
         if self._frozen_at is not None:
             self._started_at += self._clock() - self._frozen_at
             self._frozen_at = None
         self.wake()
 
-    def see_weights(self, version: str) -> None:
+    def set_weight_version(self, version: str) -> None:
         """Sets the version of later tokens."""
         self._versions.append((version, self.produced))
 
     def version_spans(self, count: int) -> list[tuple[str, int, int]]:
-        """Returns version, start and end of each span of the first tokens; one empty span without tokens."""
+        """Returns version, start and end of each span of the first ``count`` tokens; without tokens one empty span."""
         ends = [start for _, start in self._versions[1:]] + [count]
         spans = [(version, start, min(end, count)) for (version, start), end in zip(self._versions, ends, strict=True)]
         return [span for span in spans if span[2] > span[1]] or [(self._versions[-1][0], 0, 0)]
@@ -89,14 +89,14 @@ class Generation:
         """Wakes all waiters."""
         self._changed.set()
 
-    async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Waits until ``is_so``, which is evaluated at each change of this reply."""
-        while not is_so():
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until ``condition`` holds; it is evaluated at each change of this reply."""
+        while not condition():
             self._changed.clear()
             await self._changed.wait()
 
     async def wait_for_tokens(self, count: int) -> None:
-        """Waits until there are so many tokens, or for ``abort``."""
+        """Waits until there are ``count`` tokens, or ``abort`` ends the reply."""
         while not self.aborted and (self._length is None or self.produced < count):
             self._changed.clear()
             try:

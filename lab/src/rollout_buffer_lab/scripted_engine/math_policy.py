@@ -21,7 +21,7 @@ _OPERATIONS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fract
 _MAX_POWER_BITS: Final = 4096
 _MAX_ANSWER_BITS: Final = 1000
 _MAX_QUESTION: Final = 2000
-# Letters of other alphabets and signs for the four operations, as people and LaTeX write them.
+# What people and LaTeX write, as regular expressions, and what Python's parser reads instead.
 _SPELLINGS: Final = (
     (r"\\(?:times|cdot)\b|[×·]", "*"),
     (r"\\div\b|÷", "/"),
@@ -36,10 +36,8 @@ _SPELLINGS: Final = (
 _TERM: Final = r"(?:\d++(?:\.\d++)?+|\b[a-z]\b|[()+\-*/\s])"
 _EQUATION: Final = re.compile(rf"(?<![\w.])({_TERM}{{1,100}}+)=({_TERM}{{1,100}})(?![\w=])")
 _EXPRESSION: Final = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?|[()+\-*/\s])+")
-
-
 _NUMBER: Final = r"(-?\d+(?:/\d+)?)"
-_LISTED: Final = re.compile(
+_WORDED_SUM: Final = re.compile(
     rf"\b(add|sum|multiply|product)\b(?: the| of| fractions| numbers)* {_NUMBER} (?:and|by) {_NUMBER}(?!\d)",
     re.IGNORECASE,
 )
@@ -47,9 +45,9 @@ _LISTED: Final = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MathQuestion:
-    """``expression`` to compute; or, with ``unknown``, an equation ``expression`` = ``other_side`` to solve for it.
+    """An ``expression`` to compute; with ``unknown``, an equation ``expression`` = ``other_side`` to solve for it.
 
-    ``largest`` selects one of two solutions; None if the question does not.
+    ``largest`` says which of two solutions is asked for; None if the question does not say.
     """
 
     expression: str
@@ -59,16 +57,16 @@ class MathQuestion:
 
 
 def read_question(text: str) -> MathQuestion | None:
-    """Returns the sum or equation in ``text``; None for other texts, or without a unique answer."""
+    """Returns the sum or equation in ``text``; None if it has none, or none with a unique answer."""
     text = text[-_MAX_QUESTION:]
     for pattern, replacement in _SPELLINGS:
         text = re.sub(pattern, replacement, text)
-    question = _read_equation(text) or _read_listed(text) or _read_sum(text)
+    question = _read_equation(text) or _read_worded_sum(text) or _read_sum(text)
     return question if question is not None and solve(question) is not None else None
 
 
 def solve(question: MathQuestion) -> Fraction | None:
-    """Returns the exact answer; None without one, with several, or if it is not rational and short."""
+    """Returns the only exact answer; None if there is no or more than one, or if it is irrational or long."""
     answer = _exact_answer(question)
     if answer is None or max(abs(answer.numerator), answer.denominator).bit_length() > _MAX_ANSWER_BITS:
         return None
@@ -124,8 +122,8 @@ def _largest(text: str) -> bool | None:
     return False if re.search(r"\b(smaller|smallest|lesser|least)\b", text, re.IGNORECASE) else None
 
 
-def _read_listed(text: str) -> MathQuestion | None:
-    match = _LISTED.search(text)
+def _read_worded_sum(text: str) -> MathQuestion | None:
+    match = _WORDED_SUM.search(text)
     if match is None:
         return None
     sign = "+" if match.group(1).lower() in ("add", "sum") else "*"
@@ -133,22 +131,25 @@ def _read_listed(text: str) -> MathQuestion | None:
 
 
 def _read_sum(text: str) -> MathQuestion | None:
-    """Returns the longest computable part of the text."""
-    found = (match.group().strip() for match in _EXPRESSION.finditer(text))
-    sums = [MathQuestion(expression=stretch) for stretch in found if re.search(r"\d[\s)]*[-+*/]", stretch)]
+    """Returns the longest expression in the text that can be computed."""
+    expressions = (match.group().strip() for match in _EXPRESSION.finditer(text))
+    sums = [MathQuestion(expression=each) for each in expressions if re.search(r"\d[\s)]*[-+*/]", each)]
     return max((sum_ for sum_ in sums if solve(sum_) is not None), key=lambda sum_: len(sum_.expression), default=None)
 
 
 def _roots(question: MathQuestion) -> list[Fraction]:
-    """Where both sides meet. Their difference is known by its values at 0, 1 and 2 if it is at most quadratic.
+    """Returns the solutions of an equation whose sides differ by a polynomial a x² + b x + c.
+
+    Three values of the difference give a, b and c; a fourth one shows whether it is such a polynomial.
 
     Raises:
-        ValueError: it is of a higher degree, always or never zero, or has no rational roots.
+        ValueError: the difference is of a higher degree, or has no rational roots.
+        ZeroDivisionError: the difference is constant, so that all numbers or none are solutions.
     """
-    at = [_difference(question, Fraction(point)) for point in range(4)]
-    a = (at[2] - 2 * at[1] + at[0]) / 2
-    b, c = at[1] - at[0] - a, at[0]
-    if 9 * a + 3 * b + c != at[3]:
+    values = [_difference(question, Fraction(point)) for point in range(4)]
+    a = (values[2] - 2 * values[1] + values[0]) / 2
+    b, c = values[1] - values[0] - a, values[0]
+    if 9 * a + 3 * b + c != values[3]:
         raise ValueError("more than quadratic")
     if a == 0:
         return [-c / b]

@@ -1,4 +1,4 @@
-"""The scripted policy: from a conversation to the reply a model might have given. It sees what a model would see."""
+"""The scripted policy: from a conversation, as a model would see it, to a reply that a model might have given."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from rollout_buffer_lab.scripted_engine.web_policy.policy import is_web_task, pl
 
 POLITE_REPLY: Final = (
     "I am a stand-in engine, not a model: I operate the simulated phone and web pages, and work out simple sums and "
-    "equations. "
-    "I cannot answer this, but thank you for asking."
+    "equations. I cannot answer this, but thank you for asking."
 )
 
 
 class Policy(Protocol):
-    """Whatever writes the replies. ``rng.session`` begins with the caller's name for the conversation."""
+    """Writes the replies of the engine. ``rng.session`` begins with the caller's name for the conversation."""
 
     def __call__(self, conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-        """The text of the next assistant turn."""
+        """Returns the text of the next assistant turn."""
         ...
 
 
 def reply_to(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """The text of the next assistant turn; the same conversation, skill and rng give the same text."""
+    """Returns the text of the next assistant turn; the same conversation, skill and rng give the same text."""
     if is_web_task(conversation):
         return play_page(conversation, skill=skill, rng=rng)
     if is_phone_task(conversation):

@@ -1,4 +1,4 @@
-"""Who samples behind the scripted engine's routes: scripted replies, under the rules that SGLang has for them."""
+"""The backend of the scripted engine: a policy's replies, with SGLang's rules for length, stops, aborts and pauses."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ASSISTANT_HEADER: Final = "assistant\n"
 
 
 def image_token_count(image: bytes) -> int:
-    """How many tokens one image takes in a Qwen3-VL prompt, its two markers not counted.
+    """Returns how many tokens an image has in a Qwen3-VL prompt, without the two tokens around them.
 
     Raises:
-        BadRequestError: no image, or a shape that the model's processor does not take.
+        BadRequestError: the bytes are no image, or of a shape that the model's processor does not take.
     """
     size = image_size(image)
     if size is None:
@@ -53,7 +53,7 @@ def image_token_count(image: bytes) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """All that a reply would become if nothing cuts in."""
+    """A whole reply, as it is sent unless the request is aborted."""
 
     ids: list[int]
     finish_reason: Mapping[str, Any]
@@ -62,10 +62,10 @@ class _Plan:
 
 
 class ScriptedBackend:
-    """What ``sglang_routes.app`` asks of who samples: a policy plays from what the prompt shows, nothing is sampled.
+    """An ``SglangBackend`` that samples nothing: a policy replies to what the prompt shows.
 
-    Of the sampling parameters, caps, stops, temperature 0 and seeds have an effect; the rest is checked and then has
-    none. Everything but ``_plan`` happens on the event loop; ``_plan`` reads only what never changes.
+    Of the sampling parameters, limits, stops, temperature 0 and seeds have an effect; the others are only checked.
+    Everything but ``_plan`` runs on the event loop; ``_plan`` reads only what never changes.
     """
 
     def __init__(self, settings: ScriptedEngineSettings, tokenizer: Any, policy: Policy = reply_to) -> None:
@@ -83,12 +83,12 @@ class ScriptedBackend:
         self._seen_prompts: OrderedDict[str, list[int]] = OrderedDict()
 
     def loads(self) -> tuple[int, int]:
-        """How many requests run, and how many wait."""
+        """Returns how many requests run, and how many wait."""
         waiting = len(self._running) if self.paused else 0
         return len(self._running) - waiting, waiting
 
     def model_info(self) -> dict[str, Any]:
-        """The reply of ``/model_info``, which states that this is no model."""
+        """Returns the reply of ``/model_info``, which states that this is no model."""
         return {
             "model_path": MODEL_NAME,
             "served_model_name": "stand-in",
@@ -102,7 +102,7 @@ class ScriptedBackend:
         }
 
     def server_info(self) -> dict[str, Any]:
-        """The reply of ``/server_info``."""
+        """Returns the reply of ``/server_info``."""
         return {
             "model_path": MODEL_NAME,
             "version": "stand-in",
@@ -112,10 +112,10 @@ class ScriptedBackend:
         }
 
     async def generate(self, call: GenerateCall) -> Sampled:
-        """Plays one request to its end; while the engine is paused it is held without an answer.
+        """Replies to one request; while the engine is paused the request waits without an answer.
 
         Raises:
-            BadRequestError: the request is wrong, and in which way.
+            BadRequestError: the request is wrong; the message says what is.
             EngineBreakError: fewer images than placeholders.
         """
         rid = call.rid or uuid.uuid4().hex
@@ -129,13 +129,13 @@ class ScriptedBackend:
             del self._running[rid]
 
     async def abort(self, rid: str | None) -> None:
-        """Ends one request, or with None every one, with what it has; an unknown one is no error."""
+        """Finishes one request, or with None all, with the tokens so far; an unknown id is ignored."""
         for running, generation in self._running.items():
             if rid is None or rid == running:
                 generation.abort()
 
     async def pause(self, mode: PauseMode) -> None:
-        """Holds new requests; those that run are aborted or wait, by ``mode``."""
+        """Holds new requests; running ones are aborted or wait, by ``mode``."""
         self.paused = True
         for generation in self._running.values():
             if mode is PauseMode.ABORT:
@@ -144,16 +144,16 @@ class ScriptedBackend:
                 generation.freeze()
 
     async def resume(self) -> None:
-        """Lets held and frozen requests go on."""
+        """Continues held and frozen requests."""
         self.paused = False
         for generation in self._running.values():
             generation.thaw()
 
     async def update_weight_version(self, version: str) -> None:
-        """Later tokens carry ``version``."""
+        """Sets the weight version of later tokens."""
         self.weight_version = version
         for generation in self._running.values():
-            generation.see_weights(version)
+            generation.set_weight_version(version)
 
     async def flush_cache(self) -> bool:
         """Forgets the prompts seen; refused (False) while requests run."""
@@ -163,7 +163,7 @@ class ScriptedBackend:
         return True
 
     async def close(self) -> None:
-        """Aborts what runs and ends the threads."""
+        """Aborts running requests and ends the threads."""
         await self.abort(None)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -194,16 +194,16 @@ class ScriptedBackend:
             await generation.wait_for_tokens(count)
             if generation.produced >= count and call.on_token is not None:
                 call.on_token(sampled(count, {}))
-                await asyncio.sleep(0)  # who streams writes this one before the next is made
+                await asyncio.sleep(0)  # lets the stream send this event before the next one
         await generation.wait_for_tokens(len(plan.ids))
         self._remember(call.session, [*plan.prompt_ids, *plan.ids[: generation.produced]])
         return sampled(generation.produced, ABORTED if generation.aborted else plan.finish_reason)
 
-    def _records(self, ids: Sequence[int], sampled: int) -> dict[str, Any]:
+    def _records(self, ids: Sequence[int], sampled_count: int) -> dict[str, Any]:
         if not self.settings.token_records:
             return {}
         experts = experts_of_passes(ids, self.weight_version)
-        return {"experts": experts, "kept_ids": kept_ids(ids[len(ids) - sampled :])}
+        return {"experts": experts, "kept_ids": kept_ids(ids[len(ids) - sampled_count :])}
 
     def _plan(self, call: GenerateCall, rid: str) -> _Plan:
         """Returns the policy's reply. Runs in a thread: it reads screenshots."""
@@ -212,13 +212,13 @@ class ScriptedBackend:
             raise BadRequestError({"message": "The prompt is empty."})
         images = self._matched_images(ids, call.images)
         image_tokens = [image_token_count(image) for image in images]
-        prompt_ids = self._expanded(ids, image_tokens)
+        prompt_ids = self._with_image_tokens(ids, image_tokens)
         check_length(len(prompt_ids), call.sampling.max_new_tokens, self.settings.context_length)
         conversation = read_conversation(self._backend.decode(ids, skip_special_tokens=False), images)
         reply = self._policy(conversation, skill=self.settings.skill, rng=self._rng_of(call, rid))
         planned = self._continued(self._encode(reply), conversation.begun_reply, reply, ids, call.sampling)
-        kept, finish_reason = self._cut(planned, call.sampling)
-        return _Plan(ids=kept, finish_reason=finish_reason, prompt_ids=prompt_ids, image_tokens=sum(image_tokens))
+        reply_ids, finish_reason = self._cut(planned, call.sampling)
+        return _Plan(ids=reply_ids, finish_reason=finish_reason, prompt_ids=prompt_ids, image_tokens=sum(image_tokens))
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
@@ -231,7 +231,12 @@ class ScriptedBackend:
         return text
 
     def _matched_images(self, ids: list[int], images: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """The images that have a placeholder. As in SGLang, surplus ones are ignored and missing ones break it."""
+        """Returns the images that have a placeholder; as in SGLang, surplus images are ignored.
+
+        Raises:
+            BadRequestError: an id is none of the tokenizer's.
+            EngineBreakError: there are images, but fewer than placeholders.
+        """
         size = self._backend.get_vocab_size()
         wrong = next((token_id for token_id in ids if type(token_id) is not int or not 0 <= token_id < size), None)
         if wrong is not None:
@@ -241,48 +246,48 @@ class ScriptedBackend:
             raise EngineBreakError(f"{pads} image placeholders for {len(images)} images")
         return images[:pads]
 
-    def _expanded(self, ids: list[int], image_tokens: list[int]) -> list[int]:
-        left = iter(image_tokens)
-        runs = ([token_id] * next(left, 1) if token_id == self._pad_id else [token_id] for token_id in ids)
+    def _with_image_tokens(self, ids: list[int], image_tokens: list[int]) -> list[int]:
+        counts = iter(image_tokens)  # exhausted for placeholders without an image, which stay single
+        runs = ([token_id] * next(counts, 1) if token_id == self._pad_id else [token_id] for token_id in ids)
         return list(itertools.chain.from_iterable(runs))
 
     def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
-        """Returns the request's rng; that of greedy requests names no session: equal prompts get equal replies."""
+        """Returns the request's rng. A greedy request has no session in it, so that equal prompts get equal replies."""
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)
         return SessionRng(self.settings.seed, f"{owner}/{call.sampling.sampling_seed}")
 
     def _continued(self, reply_ids: list[int], begun: str, reply: str, ids: list[int], sampling: Sampling) -> list[int]:
-        """What is still to be said of a reply whose beginning the prompt may hold already."""
+        """Returns the ids of a reply after ``begun``, the part of it that the prompt ``ids`` end with."""
         whole = [*reply_ids, self._end_id]
-        if sampling.ignore_eos:
-            most = len(ids) + sampling.max_new_tokens
-            whole = list(itertools.islice(itertools.cycle(reply_ids), most))
+        if sampling.ignore_eos:  # the reply is repeated until the limit cuts it
+            length = len(ids) + sampling.max_new_tokens
+            whole = list(itertools.islice(itertools.cycle(reply_ids), length))
         if not begun:
             return whole
         start = len(ids) - 1 - ids[::-1].index(self._start_id)
         begun_ids = ids[start + 1 + len(self._encode(ASSISTANT_HEADER)) :]
         if whole[: len(begun_ids)] == begun_ids:
             return whole[len(begun_ids) :]
-        rest = reply.removeprefix(begun)
+        rest = reply.removeprefix(begun)  # the begun part may be tokenized otherwise within the whole reply
         return [*self._encode(rest), self._end_id]
 
     def _cut(self, ids: list[int], sampling: Sampling) -> tuple[list[int], Mapping[str, Any]]:
-        """The ids up to where the request wants them to stop, and why they stop there."""
-        most = sampling.max_new_tokens
-        stops = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {self._end_id})
-        for at, token_id in enumerate(ids[:most]):
-            if token_id in stops:
-                return ids[: at + 1], {"type": "stop", "matched": token_id}
-            so_far = self._backend.decode(ids[: at + 1], skip_special_tokens=False) if sampling.stop else ""
+        """Returns the ids up to where the request wants them to stop, and the finish reason."""
+        max_tokens = sampling.max_new_tokens
+        stop_ids = {*sampling.stop_token_ids} | (set() if sampling.ignore_eos else {self._end_id})
+        for count, token_id in enumerate(ids[:max_tokens], start=1):
+            if token_id in stop_ids:
+                return ids[:count], {"type": "stop", "matched": token_id}
+            so_far = self._backend.decode(ids[:count], skip_special_tokens=False) if sampling.stop else ""
             matched = next((stop for stop in sampling.stop if stop in so_far), None)
             if matched is not None:
-                return ids[: at + 1], {"type": "stop", "matched": matched}
-        return ids[:most], {"type": "length", "length": most}
+                return ids[:count], {"type": "stop", "matched": matched}
+        return ids[:max_tokens], {"type": "length", "length": max_tokens}
 
     def _remember(self, session: str, ids: list[int]) -> None:
-        """Keeps what a session has sent and got, as a prefix cache would."""
+        """Stores prompt and reply of a session, as a prefix cache would, for ``cached_tokens`` of its next turn."""
         self._seen_prompts.pop(session, None)
         self._seen_prompts[session] = ids
         if len(self._seen_prompts) > REMEMBERED_SESSIONS:
@@ -290,7 +295,7 @@ class ScriptedBackend:
 
 
 def _plausible_log_probs(ids: list[int], *, after: int) -> list[float]:
-    """Made-up log-probs in [-3, 0): the same ids in the same place have the same ones, most of them near 0."""
+    """Returns made-up log-probs in [-3, 0), most of them near 0; equal ids after equal ids get equal ones."""
     log_probs = []
     for previous, token_id in itertools.pairwise([after, *ids]):
         share = zlib.crc32(f"{previous}/{token_id}".encode()) / 2**32

@@ -1,7 +1,7 @@
 """The scripted engine on HTTP: SGLang's routes with a scripted policy behind them.
 
-It is a stand-in and no model: it plays the simulated phone and simple sums from what the prompt shows, makes up its
-log-probs, and samples nothing; ``/model_info`` and its start message state this.
+It is no model: it plays the simulated phone, web pages, documents and simple sums from what the prompt shows, makes up
+its log-probs, and samples nothing; ``/model_info`` and its start message say so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def serve(
 
 @asynccontextmanager
 async def running(settings: ScriptedEngineSettings, *, policy: Policy = reply_to) -> AsyncIterator[str]:
-    """A server on this event loop for the time of the context; yields its base URL."""
+    """Serves on this event loop for the duration of the context; yields the base URL."""
     app = create_app(settings, policy=policy)
     async with serving(app, settings.host, settings.port, handler_cancellation=True) as url:
         logger.info("%s", start_message(settings, url))
@@ -50,6 +50,6 @@ def start_message(settings: ScriptedEngineSettings, url: str) -> str:
 def create_app(
     settings: ScriptedEngineSettings, tokenizer: Any = None, *, policy: Policy = reply_to
 ) -> web.Application:
-    """The application; ``tokenizer`` is loaded from the settings' path if none is given."""
+    """Returns the application; ``tokenizer`` is loaded from the settings' path if none is given."""
     tokenizer = tokenizer or load_tokenizer(settings.tokenizer_path, download=False)
     return sglang_app(ScriptedBackend(settings, tokenizer, policy), settings.token_file)

@@ -1,4 +1,4 @@
-"""What the scripted engine can be told."""
+"""Settings of the scripted engine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from slime_plugins.rollout_buffer.serve_settings import why_exposed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedEngineSettings:
-    """Where it listens, how well it plays, how fast it pretends to be.
+    """Where the engine listens, how well its policy plays, and how long a reply takes.
 
-    ``skill`` is about the share of episodes that are played without a fatal mistake: 1 makes none. ``seed`` and the
-    caller's session decide which. ``port`` 0 takes a free one. ``latency_s`` passes before the first token of a
-    reply, ``token_latency_s`` before each further one. ``context_length`` caps prompt plus ``max_new_tokens``, as a
-    model's would. ``threads`` read screenshots and tokenise; the event loop stays free for health checks.
-    ``token_file`` holds the token that requests must bring; a ``host`` that other machines reach needs one. With
-    ``token_records`` it returns experts and top-p ids on request.
+    ``skill`` is about the share of episodes without a fatal mistake; ``seed`` and the caller's session decide which
+    episodes have one. ``port`` 0 takes a free port. ``latency_s`` passes before the first token of a reply,
+    ``token_latency_s`` before each further token. ``context_length`` limits prompt plus ``max_new_tokens``, as that of
+    a model would. ``threads`` read screenshots and tokenize, so that the event loop stays free for health checks.
+    ``token_file`` holds the token that requests must send; a ``host`` that other machines can reach needs it. With
+    ``token_records`` requests that ask for them get experts and top_p ids.
     """
 
     host: str = "127.0.0.1"

@@ -1,6 +1,6 @@
-"""SGLang's routes, requests and replies, over a backend (``records.SglangBackend``).
+"""SGLang's routes, requests and replies, in front of a backend that samples (``records.SglangBackend``).
 
-Compatible with an SGLang client: token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
+A client of SGLang finds token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 MAX_BODY: Final = 1 << 30  # a prompt carries all its screenshots
-MAX_CONTROL_BODY: Final = 1 << 20  # that of a route which samples nothing
+MAX_CONTROL_BODY: Final = 1 << 20  # of the routes that sample nothing
 MAX_ASKED_LOG_PROBS: Final = 1_000_000  # per request: larger replies would delay other requests
 HEALTH_ROUTES: Final = ("/health", "/health_generate")
 BACKEND: Final = web.AppKey("backend", SglangBackend)
@@ -47,7 +47,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Application:
-    """The application. Closes ``backend`` when it is cleaned up.
+    """Returns the application, which closes ``backend`` when it is cleaned up.
 
     With ``token_file`` every request except health checks must send the token. Without one only requests from this
     machine are accepted, and none from web pages of other sites.
@@ -84,10 +84,10 @@ def sglang_app(backend: SglangBackend, token_file: Path | None = None) -> web.Ap
 
 
 async def read_body(request: web.Request, max_bytes: int = MAX_CONTROL_BODY) -> dict[str, Any]:
-    """The request's JSON object; no body counts as an empty one.
+    """Returns the request's JSON object; without a body it is empty.
 
     Raises:
-        BadRequestError: not a JSON object.
+        BadRequestError: the body is not a JSON object.
     """
     raw = await request.clone(client_max_size=max_bytes).read()
     try:
@@ -100,7 +100,7 @@ async def read_body(request: web.Request, max_bytes: int = MAX_CONTROL_BODY) -> 
 
 
 def json_answer(body: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    """``body`` as JSON."""
+    """Returns a response with ``body`` as JSON."""
     return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
 
 
@@ -109,7 +109,7 @@ async def _close(app: web.Application) -> None:
 
 
 async def _answer_errors(request: web.Request, handler: Handler, token: str | None) -> web.StreamResponse:
-    """Turns wrong requests into the answers that SGLang gives."""
+    """Handles a request; errors become the responses that SGLang gives."""
     try:
         _check_caller(request, token)
         return await handler(request)
@@ -123,7 +123,7 @@ async def _answer_errors(request: web.Request, handler: Handler, token: str | No
 
 
 def _check_caller(request: web.Request, token: str | None) -> None:
-    """Accepts programs, with the token if there is one; requests from web pages are refused."""
+    """Refuses compressed bodies; then requests without the token, or if there is no token those of web pages."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")
@@ -148,23 +148,23 @@ async def _generate(request: web.Request) -> web.StreamResponse:
     if body.get("stream"):
         return await _streamed(request, call, body)
     sampled = await request.app[BACKEND].generate(call)
-    # In a thread: log-probs of other tokens make replies of millions of numbers.
+    # In a thread, because a reply with log-probs of requested tokens may hold a million numbers.
     return await asyncio.to_thread(lambda: json_answer(_generate_reply(sampled, body)))
 
 
 async def _streamed(request: web.Request, call: GenerateCall, body: dict[str, Any]) -> web.StreamResponse:
-    """Sends the reply so far after each token, as SGLang does; a refusal that the prompt causes is an event, too.
+    """Sends the reply so far after each token, as SGLang does; a request that the backend refuses gets an error event.
 
-    A client that reads slowly gets fewer events: each repeats the whole reply, so only the newest waits for it.
+    Each event repeats the whole reply, so a client that reads slowly gets only the newest one when it is ready.
     """
     newest: list[Sampled] = []
     changed = asyncio.Event()
 
-    def take(so_far: Sampled) -> None:
+    def keep_newest(so_far: Sampled) -> None:
         newest[:] = [so_far]
         changed.set()
 
-    sampling = asyncio.ensure_future(request.app[BACKEND].generate(replace(call, on_token=take)))
+    sampling = asyncio.ensure_future(request.app[BACKEND].generate(replace(call, on_token=keep_newest)))
     sampling.add_done_callback(lambda _: changed.set())
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     try:
@@ -200,7 +200,7 @@ async def _chat(request: web.Request) -> web.Response:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """200; 503 while paused. SGLang gives that answer too, but only after 20 s of trying."""
+    """Answers 200, or 503 while paused. SGLang also answers 503 then, but only after trying for 20 s."""
     return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE if request.app[BACKEND].paused else HTTPStatus.OK)
 
 
@@ -265,7 +265,7 @@ async def _flush_cache(request: web.Request) -> web.Response:
 
 
 def _prompt(body: dict[str, Any]) -> str | list[int]:
-    """The prompt of a ``/generate`` body; ids win over text, as in SGLang."""
+    """Returns the prompt of a ``/generate`` body; if it has both ids and text, the ids, as in SGLang."""
     ids, text = body.get("input_ids"), body.get("text")
     if ids is not None and not isinstance(ids, list):
         raise BadRequestError({"message": f"input_ids must be list or null; got {type(ids).__name__}"})
@@ -291,19 +291,19 @@ def _sampling(body: dict[str, Any]) -> Sampling:
 
 
 def _records(sampled: Sampled, body: dict[str, Any]) -> dict[str, Any]:
-    """Returns the requested per-token records that the engine supports."""
-    told: dict[str, Any] = {}
+    """Returns the token records that the request asks for and the engine makes."""
+    records: dict[str, Any] = {}
     if body.get("return_routed_experts") and sampled.experts is not None:
         start = body.get("routed_experts_start_len") or 0
         if type(start) is not int or not 0 <= start <= len(sampled.prompt_ids):
             raise BadRequestError({"message": "routed_experts_start_len must be in [0, prompt_tokens]."})
-        told["routed_experts"] = _int32(itertools.chain.from_iterable(sampled.experts[start:]))
-        told["routed_experts_start_len"] = start
+        records["routed_experts"] = _int32(itertools.chain.from_iterable(sampled.experts[start:]))
+        records["routed_experts_start_len"] = start
     custom = (body.get("sampling_params") or {}).get("custom_params") or {}
     if custom.get("return_top_p_token_ids") and sampled.kept_ids is not None:
-        told["top_p_token_ids"] = _int32(itertools.chain.from_iterable(sampled.kept_ids))
-        told["top_p_token_offsets"] = _int32(itertools.accumulate(map(len, sampled.kept_ids), initial=0))
-    return told
+        records["top_p_token_ids"] = _int32(itertools.chain.from_iterable(sampled.kept_ids))
+        records["top_p_token_offsets"] = _int32(itertools.accumulate(map(len, sampled.kept_ids), initial=0))
+    return records
 
 
 def _int32(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""The images of a request: unpacked, and checked to be pictures."""
+"""Decodes the images of a request, and checks that they are images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from slime_plugins.rollout_buffer.engine.image_token_counts import image_size
 
 
 def read_images(image_data: Any) -> tuple[bytes, ...]:
-    """The encoded images of a request's ``image_data``: data URIs or bare base64, one string or a list of them.
+    """Returns the image files in a request's ``image_data``: a data URI or bare base64, or a list of such strings.
 
     Raises:
-        BadRequestError: something else, or bytes that are no image.
+        BadRequestError: an entry is neither, or its bytes are no image.
     """
     if image_data is None:
         return ()
@@ -22,7 +22,7 @@ def read_images(image_data: Any) -> tuple[bytes, ...]:
 
 
 def undecodable(why: str) -> BadRequestError:
-    """The refusal of an image."""
+    """Returns the error that refuses an image."""
     return BadRequestError({"message": f"Could not decode image: {why}"})
 
 
@@ -32,7 +32,7 @@ def _read_image(entry: Any) -> bytes:
     encoded = entry.partition(",")[2] if entry.startswith("data:") else entry
     try:
         image = base64.b64decode(encoded, validate=True)
-    except ValueError as error:  # binascii's error is one
+    except ValueError as error:  # also binascii.Error, a subclass
         raise undecodable(str(error)) from error
     if image_size(image) is None:
         raise undecodable("these bytes are no picture")

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: OpenAI messages in, the same replies out. Not streamed; tool calls stay text."""
+"""Converts requests and replies of ``/v1/chat/completions``. There are no streams, and tool calls stay text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ DEFAULT_MAX_TOKENS = 1024
 
 
 def chat_call(body: Mapping[str, Any], tokenizer: Any, *, session: str) -> GenerateCall:
-    """The request as ``/generate`` would have got it, rendered with the tokenizer's chat template.
+    """Returns the request as one of ``/generate``: its messages are rendered with the tokenizer's chat template.
 
     Raises:
-        BadRequestError: no messages, messages that the template refuses, or streaming.
+        BadRequestError: there are no messages, the template refuses them, or a stream is requested.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -35,7 +35,7 @@ def chat_call(body: Mapping[str, Any], tokenizer: Any, *, session: str) -> Gener
 
 
 def chat_reply(sampled: Sampled, body: Mapping[str, Any], *, created: int, model: str) -> dict[str, Any]:
-    """What came of it, in OpenAI's form; token ids on ``return_token_ids``, log-probs on ``logprobs``."""
+    """Returns the reply in OpenAI's form, with ids if ``return_token_ids`` and log-probs if ``logprobs`` is set."""
     reason = sampled.finish_reason["type"]
     choice: dict[str, Any] = {
         "index": 0,
@@ -84,10 +84,10 @@ def _rendered(messages: Sequence[Any], body: Mapping[str, Any], tokenizer: Any) 
 
 
 def _sampling_params(body: Mapping[str, Any]) -> dict[str, Any]:
-    most = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
+    max_new_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_MAX_TOKENS
     names = ("temperature", "top_p", "stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "no_stop_trim", "n")
     params = {name: body[name] for name in names if body.get(name) is not None}
-    return params | {"max_new_tokens": most, "sampling_seed": body.get("seed")}
+    return params | {"max_new_tokens": max_new_tokens, "sampling_seed": body.get("seed")}
 
 
 def _image_parts(messages: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

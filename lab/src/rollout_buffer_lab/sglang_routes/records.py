@@ -13,20 +13,20 @@ ABORTED: Mapping[str, Any] = {"type": "abort", "message": "Aborted"}
 
 
 class PauseMode(StrEnum):
-    """What a pause does to the requests that run."""
+    """What a pause does to running requests."""
 
-    ABORT = "abort"  # they come back with what they have
-    IN_PLACE = "in_place"  # they wait, and go on from the keys and values that they have
-    RETRACT = "retract"  # they wait, and their keys and values are computed again
+    ABORT = "abort"  # they are answered with the tokens so far
+    IN_PLACE = "in_place"  # they wait, and keep their KV cache
+    RETRACT = "retract"  # they wait, and their KV cache is computed again
 
 
 class EngineBreakError(Exception):
-    """A request that SGLang breaks on with HTTP 500, such as one with fewer images than placeholders."""
+    """A request fails with HTTP 500, as SGLang does, for example with fewer images than placeholders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateCall:
-    """One request, its parameters checked. ``prompt`` is text or ids; ``session`` names the conversation's owner.
+    """One request, its parameters checked. ``session`` is the caller's name for the conversation, empty without one.
 
     ``on_token`` gets the reply so far after each token but the last.
     """
@@ -41,8 +41,11 @@ class GenerateCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What came of a request. ``finish_reason`` is in SGLang's form, empty while more tokens will come; ``prompt_ids``
-    have their images expanded."""
+    """The reply to a request, or the reply so far.
+
+    ``finish_reason`` is in SGLang's form, empty while more tokens will follow. ``prompt_ids`` hold a placeholder for
+    each image token. ``version_spans`` are weight version, start and end of stretches of ``output_ids``.
+    """
 
     rid: str
     text: str
@@ -55,15 +58,15 @@ class Sampled:
     cached_tokens: int
     image_tokens: int
     asked_log_probs: Sequence[Sequence[float]] | None = None
-    """For each output token those of ``Sampling.asked_ids``; None where the engine does not compute them."""
+    """For each output token the log-probs of ``Sampling.asked_ids``; None if the engine does not compute them."""
     experts: Sequence[Sequence[int]] | None = None
-    """Of each pass, from the one that read the first prompt token on; None where the model has none."""
+    """The routed experts of every token but the last, from the first prompt token on; None if not recorded."""
     kept_ids: Sequence[Sequence[int]] | None = None
     """The ids kept by ``top_p`` for each output token; None if not recorded."""
 
 
 class SglangBackend(Protocol):
-    """Who samples behind the routes of ``app.py``. Everything is called on the event loop."""
+    """An engine behind the routes of ``app.py``. All of it is called on the event loop."""
 
     @property
     def tokenizer(self) -> Any:
@@ -72,16 +75,16 @@ class SglangBackend(Protocol):
 
     @property
     def paused(self) -> bool:
-        """Whether requests are held."""
+        """True while requests are held."""
         ...
 
     @property
     def weight_version(self) -> str:
-        """The version that the next token will carry."""
+        """The weight version of the next token."""
         ...
 
     def loads(self) -> tuple[int, int]:
-        """How many requests run, and how many wait."""
+        """Returns how many requests run, and how many wait."""
         ...
 
     def model_info(self) -> dict[str, Any]:
@@ -93,41 +96,41 @@ class SglangBackend(Protocol):
         ...
 
     async def generate(self, call: GenerateCall) -> Sampled:
-        """Plays one request to its end; while the engine is paused it is held without an answer.
+        """Samples the reply to one request; while the engine is paused the request waits without an answer.
 
         Raises:
-            BadRequestError: the request is wrong, and in which way.
-            EngineBreakError: a request that SGLang breaks on.
+            BadRequestError: the request is wrong; the message says what is.
+            EngineBreakError: SGLang would answer this request with HTTP 500.
         """
         ...
 
     async def abort(self, rid: str | None) -> None:
-        """Ends one request, or with None every one, with what it has; an unknown one is no error."""
+        """Finishes one request, or with None all, with the tokens so far; an unknown id is ignored."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Holds new requests; those that run are aborted or wait, by ``mode``."""
+        """Holds new requests; running ones are aborted or wait, by ``mode``."""
         ...
 
     async def resume(self) -> None:
-        """Lets held requests go on."""
+        """Continues held requests."""
         ...
 
     async def update_weight_version(self, version: str) -> None:
-        """Later tokens carry ``version``."""
+        """Sets the weight version of later tokens."""
         ...
 
     async def flush_cache(self) -> bool:
-        """Forgets the prompts seen; refused (False) while requests run."""
+        """Drops cached prefixes; refused (False) while requests run."""
         ...
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Aborts running requests, and stops the engine's threads."""
         ...
 
 
 def check_length(prompt_tokens: int, max_new_tokens: int, limit: int) -> None:
-    """Looks whether a request fits into the model's context.
+    """Checks that a request fits into the model's context.
 
     Raises:
         BadRequestError: it does not fit; the message has SGLang's wording.

@@ -1,4 +1,4 @@
-"""SGLang's ``sampling_params``: which keys there are, which values they take, and the sentences that refuse others."""
+"""SGLang's ``sampling_params``: its keys, their values, and the error messages that refuse others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_IDS: Final = 4096
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1000
 MAX_BIAS: Final = 1e30
-"""Beyond it a logit at a low temperature is no float32 any more, and its log-prob none."""
+"""Largest bias of a logit: a larger one, divided by a low temperature, would leave the range of a float32."""
 WITHOUT_EFFECT: Final[Mapping[str, Any]] = {
     "frequency_penalty": 0,
     "presence_penalty": 0,
@@ -39,7 +39,7 @@ WITHOUT_EFFECT: Final[Mapping[str, Any]] = {
 
 
 class BadRequestError(Exception):
-    """An HTTP 400; ``error`` is what stands under ``"error"`` in its body: a sentence, or an object with one."""
+    """A request is answered with HTTP 400; ``error`` is the value of ``"error"`` in the body."""
 
     def __init__(self, error: str | dict[str, Any]) -> None:
         super().__init__(str(error))
@@ -48,7 +48,7 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """One request's parameters. ``not_computed`` names those that ask for what no engine here does."""
+    """One request's parameters. ``not_computed`` are keys of ``WITHOUT_EFFECT`` that the request sets otherwise."""
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     temperature: float = 1.0
@@ -68,12 +68,12 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """True if the most likely token is chosen."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def cuts(self) -> bool:
-        """Whether some tokens are excluded."""
+        """True if ``top_p``, ``top_k`` or ``min_p`` excludes tokens."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
@@ -81,7 +81,7 @@ def read_sampling_params(params: Any) -> Sampling:
     """Checks a request's parameters as SGLang does.
 
     Raises:
-        BadRequestError: not an object, an unknown key, or a value of a wrong kind or out of range.
+        BadRequestError: ``params`` is no object, or has an unknown key or a value of a wrong type or out of range.
     """
     if params is not None and not isinstance(params, dict):
         raise _refused(f"sampling_params must be an object, got {_shown(params)}.")
@@ -110,7 +110,7 @@ def read_sampling_params(params: Any) -> Sampling:
 
 
 def is_id_list(value: Any) -> bool:
-    """Returns True if a value is a list of token ids that is short enough for one request."""
+    """Returns True if ``value`` is a list of at most ``MAX_IDS`` token ids."""
     return isinstance(value, list) and len(value) <= MAX_IDS and all(map(_is_id, value))
 
 
@@ -161,6 +161,7 @@ _CHECKS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         f"an object of token ids to numbers between -{MAX_BIAS:g} and {MAX_BIAS:g}, at most {MAX_IDS}",
     ),
     "sampling_seed": (lambda value: type(value) is int and -(2**63) <= value < 2**63, "an integer of 64 bits"),
+    "custom_params": (lambda value: isinstance(value, dict), "an object"),
 }
 
 

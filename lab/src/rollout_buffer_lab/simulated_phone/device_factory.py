@@ -1,4 +1,4 @@
-"""From Android World's settings to a simulated phone. The address of its function is ``device: simulated``."""
+"""Makes a simulated phone from Android World's settings, for ``device: simulated``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 
 
 def create_simulated_phone(settings: AndroidWorldSettings, _index: int) -> Device[Action]:
-    """Returns a phone whose screenshots and pace are the settings'; all are alike, whatever their number."""
+    """Returns a phone with the screenshots and the latency of the settings; phones do not depend on their index."""
     config = SimulatedPhoneConfig(
         screenshot_max_pixels=settings.screenshot_max_pixels,
         image_format=settings.image_format.value,

@@ -1,4 +1,4 @@
-"""Text fields: the text of one field, and the interface of a page with fields."""
+"""Text fields, and the interface of a page that has some."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Rect:
 
     @property
     def center(self) -> tuple[int, int]:
-        """The middle, in device pixels."""
+        """The middle in device pixels."""
         return (self.left + self.right) // 2, (self.top + self.bottom) // 2
 
     @property
@@ -43,11 +43,11 @@ class Rect:
         return round(x * RELATIVE_MAX / (SCREEN_WIDTH - 1)), round(y * RELATIVE_MAX / (SCREEN_HEIGHT - 1))
 
     def contains(self, x: int, y: int) -> bool:
-        """True when the pixel lies inside."""
+        """Returns True if the pixel lies inside."""
         return self.left <= x < self.right and self.top <= y < self.bottom
 
     def encloses(self, other: Rect) -> bool:
-        """True when the other rectangle lies wholly inside."""
+        """Returns True if the other rectangle lies completely inside."""
         return (
             self.left <= other.left
             and self.top <= other.top
@@ -56,11 +56,11 @@ class Rect:
         )
 
     def moved(self, dx: int, dy: int) -> Rect:
-        """The same rectangle at another place."""
+        """Returns a rectangle of the same size, moved by ``dx`` and ``dy``."""
         return Rect(left=self.left + dx, top=self.top + dy, right=self.right + dx, bottom=self.bottom + dy)
 
     def clipped(self, other: Rect) -> Rect:
-        """The part that both share; its width or height is not positive when they do not meet."""
+        """Returns the part that both share; its width or height is not positive if they share none."""
         return Rect(
             left=max(self.left, other.left),
             top=max(self.top, other.top),

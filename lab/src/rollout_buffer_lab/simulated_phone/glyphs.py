@@ -1,7 +1,7 @@
-"""The phone's font: letters in cells of their own, at even pixels, so that each looks the same wherever it stands.
+"""The phone's font: each letter is drawn in a cell at even pixels, so that it looks the same at every position.
 
-The outlines are Pillow's built-in font. Characters it lacks are drawn as an empty box. Letters never touch: every cell
-keeps a margin, which costs a little beauty and makes a halved screenshot exactly as readable as a full one.
+The outlines are those of Pillow's built-in font; a character that it lacks is drawn as an empty box. Every cell has a
+margin, so that letters never touch and a halved screenshot is as readable as a full one.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ _LINE_HEIGHT = {TextSize.SMALL: 56, TextSize.BODY: 64, TextSize.TITLE: 80, TextS
 
 
 def line_height(size: TextSize) -> int:
-    """Pixels from one line's top to the next one's."""
+    """Returns the pixels from one line's top to the next one's."""
     return _LINE_HEIGHT[size]
 
 
 def cell_padding(size: TextSize) -> int:
-    """Empty pixels on each side of a letter's ink."""
+    """Returns the empty pixels on each side of a letter's ink."""
     return 4 if size is TextSize.DISPLAY else 2
 
 
 def space_width(size: TextSize) -> int:
-    """Pixels that one blank takes."""
+    """Returns the width of a blank in pixels."""
     return 2 * round(size * 0.14)
 
 
 def drawable(character: str) -> str:
-    """The character as it is drawn: itself, or the box."""
+    """Returns the character itself if the font has it, else the box."""
     return character if character in DRAWABLE or character == " " else BOX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Face:
+    """A font in one size; ``baseline`` is its distance in pixels from the top of a line."""
+
     font: ImageFont.FreeTypeFont
     baseline: int
 
@@ -91,7 +93,7 @@ def _box_mask(size: TextSize) -> Image.Image:
 
 
 def text_width(text: str, size: TextSize) -> int:
-    """Pixels that one line of text takes."""
+    """Returns the width of one line of text in pixels."""
     return sum(glyph_mask(drawable(character), size).width for character in text)
 
 
@@ -108,7 +110,7 @@ def line_mask(text: str, size: TextSize) -> Image.Image:
 
 
 def shorten(text: str, size: TextSize, max_width: int) -> str:
-    """Returns one line that fits: line feeds become blanks, what is too long ends in an ellipsis."""
+    """Returns one line that fits: line feeds become blanks, and a text that is too long ends in an ellipsis."""
     line = " ".join(text[:400].expandtabs(_TAB_WIDTH).splitlines())
     if text_width(line, size) <= max_width:
         return line
@@ -136,7 +138,7 @@ def _wrap_paragraph(paragraph: str, size: TextSize, max_width: int) -> list[str]
 
 
 def _fitting(text: str, size: TextSize, max_width: int) -> int:
-    """How many leading characters fit."""
+    """Returns how many leading characters fit."""
     used = 0
     for index, character in enumerate(text):
         used += glyph_mask(drawable(character), size).width

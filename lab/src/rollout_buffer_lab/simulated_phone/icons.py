@@ -1,4 +1,4 @@
-"""The phone's pictures: 32x32 dots each (two device pixels per dot), drawn from lines and circles."""
+"""The phone's icons: 32x32 dots each (a dot is 2x2 device pixels), drawn from lines and circles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Stroke = Callable[[ImageDraw.ImageDraw], None]
 
 
 def _box(*corners: int, ink: int = 255, frame: int = 0) -> Stroke:
-    """A filled rectangle, or with ``frame`` its edge, of that width."""
+    """Draws a filled rectangle; with ``frame`` only its edge, of that width."""
     if frame:
         return lambda pen: pen.rectangle(corners, outline=ink, width=frame)
     return lambda pen: pen.rectangle(corners, fill=ink)
@@ -96,7 +96,7 @@ ICON_NAMES = tuple(_ICONS)
 
 @cache
 def icon_mask(name: str) -> Image.Image:
-    """Returns the picture as a mask ("L", 0 or 255) of 32x32 dots.
+    """Returns the icon as a mask ("L", 0 or 255) of 32x32 dots.
 
     Raises:
         KeyError: no icon has this name.

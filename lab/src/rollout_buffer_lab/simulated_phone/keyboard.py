@@ -19,7 +19,7 @@ _LAST_ROW = ((",", 108), ("@", 108), (" ", 540), (".", 108))
 def keyboard_widgets(
     shifted: bool, on_text: Callable[[str], None], on_shift: Handler, on_erase: Handler, on_enter: Handler
 ) -> tuple[Widget, ...]:
-    """Returns the keyboard; a character key calls ``on_text``, ``shifted`` makes the letters capital."""
+    """Returns the keyboard's widgets. A character key calls ``on_text``; with ``shifted`` letters are capitals."""
     ground = Rect(left=0, top=KEYBOARD_TOP, right=SCREEN_WIDTH, bottom=SCREEN_HEIGHT)
     widgets = [Widget(kind=WidgetKind.FILL, bounds=ground, surface=Surface.KEYBOARD)]
     for number, row in enumerate(_ROWS):

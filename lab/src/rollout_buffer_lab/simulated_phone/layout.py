@@ -1,6 +1,7 @@
-"""Puts a page's parts at their places: bars on top and bottom, a list that scrolls between them, dialogs.
+"""Lays out a page: bars on top and bottom, a list that scrolls between them, dialogs.
 
-A page calls the builder's methods from top to bottom; ``build`` yields the screen. Lengths are device pixels, all even.
+A page calls the builder's methods from top to bottom; ``build`` returns the screen. Lengths are even numbers of device
+pixels.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _PADDING = 48
 _BUTTON_HEIGHT = 112
 _FIELD_PADDING = 24
 _TAB_HEIGHT = 144
-_MAX_FIELD_LINES = 4  # of a field that is meant for one line
+_MAX_FIELD_LINES = 4  # of a field that is not multi_line, whose text may be wrapped all the same
 _SWITCH_WIDTH, _SWITCH_HEIGHT = 120, 72
 _DIALOG_MARGIN = 80
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BarIcon:
-    """A picture in the title bar."""
+    """An icon in the title bar, or in a row of icons."""
 
     icon: str
     on_tap: Handler
@@ -56,7 +57,7 @@ class Tab:
 
 
 class ScreenBuilder:
-    """Collects the widgets of one screen. ``bottom`` is where the page ends: the keyboard's top while that shows."""
+    """Collects the widgets of one screen. ``bottom`` is where the page ends: above the keyboard, if it is shown."""
 
     def __init__(self, *, host: FieldHost, scroll: int = 0, bottom: int = SCREEN_HEIGHT) -> None:
         self._host = host
@@ -72,12 +73,12 @@ class ScreenBuilder:
 
     @property
     def content_width(self) -> int:
-        """Pixels between the paddings."""
+        """The width between the paddings."""
         return self._right - self._left - 2 * _PADDING
 
     @property
     def room_left(self) -> int:
-        """Pixels between what is there so far and the end of the page."""
+        """The height between the parts so far and the end of the page."""
         return self._bottom - self._top - self._y
 
     # Bars
@@ -90,7 +91,7 @@ class ScreenBuilder:
         icons: Sequence[BarIcon] = (),
         buttons: Sequence[tuple[str, Handler]] = (),
     ) -> None:
-        """The bar on top: back arrow, title, then icons and buttons from the right."""
+        """Adds the bar on top: back arrow and title, then icons and buttons from the right."""
         top, bottom = STATUS_BAR_HEIGHT, STATUS_BAR_HEIGHT + _TITLE_BAR_HEIGHT
         self._top, self._title = bottom, title
         bar = Rect(left=0, top=top, right=SCREEN_WIDTH, bottom=bottom)
@@ -113,7 +114,7 @@ class ScreenBuilder:
         self._fixed.append(text_widget(shorten(title, TextSize.TITLE, bounds.width), bounds, TextSize.TITLE))
 
     def tabs(self, tabs: Sequence[Tab]) -> None:
-        """The bar at the bottom."""
+        """Adds the bar of tabs at the bottom."""
         top = self._bottom - _TAB_HEIGHT
         width = SCREEN_WIDTH // len(tabs)
         width -= width % 2
@@ -124,7 +125,7 @@ class ScreenBuilder:
         self._bottom = top
 
     def footer_field(self, key: str, label: str, button: str, on_button: Handler) -> None:
-        """A field with a button next to it, at the bottom."""
+        """Adds a field with a button next to it, at the bottom."""
         button_width = text_width(button, TextSize.BODY) + 2 * _PADDING
         button_width += button_width % 2
         value_width = SCREEN_WIDTH - button_width - 72 - 2 * _FIELD_PADDING
@@ -142,7 +143,7 @@ class ScreenBuilder:
         self._bottom = top
 
     def floating_icon(self, icon: str, on_tap: Handler) -> None:
-        """The big round icon in the lower right corner."""
+        """Adds the large icon in the lower right corner."""
         left, top = SCREEN_WIDTH - 208, self._bottom - 224
         bounds = Rect(left=left, top=top, right=left + 160, bottom=top + 160)
         self._fixed.append(
@@ -150,7 +151,7 @@ class ScreenBuilder:
         )
 
     def dialog(self, title: str) -> None:
-        """Makes the page a dialog: everything after this stands in a box over a dark ground."""
+        """Makes the page a dialog: the parts after this call are in a box over a dark background."""
         self._dialog = True
         self._left, self._right = _DIALOG_MARGIN, SCREEN_WIDTH - _DIALOG_MARGIN
         self._y += 32
@@ -159,11 +160,11 @@ class ScreenBuilder:
     # What scrolls
 
     def space(self, height: int) -> None:
-        """Nothing, for so many pixels."""
+        """Leaves ``height`` pixels empty."""
         self._y += height
 
     def section(self, text: str) -> None:
-        """A small header."""
+        """Adds a small header."""
         self._y += 24
         self.paragraph(text, size=TextSize.SMALL, color=TextColor.SECONDARY)
 
@@ -175,7 +176,7 @@ class ScreenBuilder:
         color: TextColor = TextColor.PRIMARY,
         align: Align = Align.LEFT,
     ) -> None:
-        """Text over the whole width, wrapped."""
+        """Adds text over the whole width, wrapped."""
         for line in wrap(text, size, self.content_width):
             bounds = self._across(line_height(size))
             self._body.append(text_widget(line, bounds, size, color, align))
@@ -191,7 +192,7 @@ class ScreenBuilder:
         on_long_press: Handler | None = None,
         selected: bool = False,
     ) -> None:
-        """One entry of a list: a line, a smaller one below it, a picture before them."""
+        """Adds an entry of a list: a line, a smaller one below it, an icon before them."""
         bounds = self._row_background(176 if secondary else 144, on_tap, on_long_press, selected, text)
         left = bounds.left + _PADDING
         if icon:
@@ -200,7 +201,7 @@ class ScreenBuilder:
         self._row_texts(text, secondary, replace(bounds, left=left, right=bounds.right - _PADDING))
 
     def switch_row(self, text: str, checked: bool, on_toggle: Handler, *, secondary: str = "") -> None:
-        """An entry with a switch at its right end; the whole row toggles it."""
+        """Adds an entry with a switch at its right end; the whole row toggles it."""
         bounds = self._row_background(176 if secondary else 144, on_toggle, None, False, text)
         left = bounds.right - _PADDING - _SWITCH_WIDTH
         top = bounds.top + (bounds.height - _SWITCH_HEIGHT) // 2
@@ -209,7 +210,7 @@ class ScreenBuilder:
         self._body.append(Widget(kind=WidgetKind.SWITCH, bounds=place, checked=checked, text=text, on_tap=on_toggle))
 
     def slider_row(self, text: str, value: float, on_slide: SlideHandler) -> None:
-        """A line with a slider below it; ``value`` is 0..1."""
+        """Adds a line with a slider below it; ``value`` is 0..1."""
         bounds = self._row_background(224, None, None, False, text, on_slide=beside_track(on_slide))
         label = replace(bounds, left=bounds.left + _PADDING, top=bounds.top + 24, bottom=bounds.top + 88)
         self._body.append(text_widget(text, label))
@@ -224,7 +225,7 @@ class ScreenBuilder:
         )
 
     def field(self, key: str, label: str, *, fill_page: bool = False) -> None:
-        """A text field over the whole width; ``fill_page`` makes it at least as high as the page."""
+        """Adds a text field over the whole width; ``fill_page`` makes it reach at least to the end of the page."""
         self._y += 16
         width = self.content_width - 2 * _FIELD_PADDING
         field = self._host.field_named(key)
@@ -238,11 +239,11 @@ class ScreenBuilder:
         self._y += height - height % 2 + 16
 
     def button(self, text: str, on_tap: Handler) -> None:
-        """One button over the whole width."""
+        """Adds a button over the whole width."""
         self.button_row([(text, on_tap)])
 
     def button_row(self, buttons: Sequence[tuple[str, Handler]], *, height: int = _BUTTON_HEIGHT) -> None:
-        """Buttons side by side, sharing the width."""
+        """Adds buttons side by side, which share the width."""
         self._y += 16
         width = (self.content_width - 24 * (len(buttons) - 1)) // len(buttons)
         width -= width % 2
@@ -254,7 +255,7 @@ class ScreenBuilder:
         self._y += height + 16
 
     def icon_row(self, icons: Sequence[BarIcon]) -> None:
-        """Pictures side by side in the middle."""
+        """Adds icons side by side in the middle."""
         side = 160
         left = (self._left + self._right - len(icons) * (side + 64) + 64) // 2
         for item in icons:
@@ -268,7 +269,7 @@ class ScreenBuilder:
         self._y += side
 
     def bubble(self, text: str, *, sent: bool, on_long_press: Handler) -> None:
-        """A message: to the right and blue when sent, to the left and grey when received."""
+        """Adds a message: to the right and blue if sent, to the left and green if received."""
         lines = wrap(text, TextSize.BODY, 720)
         width = max(text_width(line, TextSize.BODY) for line in lines) + 64
         width = max(128, width + width % 2)
@@ -283,13 +284,13 @@ class ScreenBuilder:
         self._y += height + 24
 
     def place(self, widget: Widget) -> None:
-        """A widget at a place of its own, in device pixels; it does not scroll."""
+        """Adds a widget at its own bounds, in device pixels; it does not scroll."""
         self._fixed.append(widget)
 
     # The result
 
     def build(self) -> Screen:
-        """Returns the screen; the scroll position is brought into what there is to scroll."""
+        """Returns the screen; its scroll position is limited to the height of the page."""
         if self._dialog:
             return self._build_dialog()
         viewport = Rect(left=0, top=self._top, right=SCREEN_WIDTH, bottom=max(self._top, self._bottom))

@@ -1,4 +1,4 @@
-"""Draws a screen: 1080x2400 pixels, flat colours, letters from ``glyphs``; then the size and encoding an agent gets."""
+"""Draws a screen in 1080x2400 pixels and flat colours, then scales and encodes it as the agent's screenshot."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _rounded(image: Image.Image, bounds: Rect, radius: int, color: Rgb) -> None:
 
 @lru_cache(maxsize=512)
 def _rounded_mask(width: int, height: int, radius: int) -> Image.Image:
-    """A rounded rectangle in dots of 2x2 pixels, so that halving keeps it exact."""
+    """Returns a rounded rectangle in dots of 2x2 pixels, so that halving keeps it exact."""
     mask = Image.new("L", (max(1, width), max(1, height)))
     ImageDraw.Draw(mask).rounded_rectangle((0, 0, width - 1, height - 1), radius, fill=255)
     return mask.resize((mask.width * 2, mask.height * 2), Image.Resampling.NEAREST)

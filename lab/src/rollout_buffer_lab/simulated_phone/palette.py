@@ -1,7 +1,7 @@
-"""The phone's colours: one per role, so that what a thing is can be seen from its colour.
+"""The phone's colours: one for each kind of area, so that ``screen_reader`` can tell the kind from the colour.
 
 ``Surface`` colours fill areas and shapes and are drawn without smoothing. ``TextColor`` colours are for letters, whose
-smoothed edges are blends with the surface below; no blend of an allowed pair hits a surface colour (a test holds this).
+smoothed edges are blends with the surface below; no blend of an allowed pair is a surface colour (a test checks this).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Rgb = tuple[int, int, int]
 
 
 class Surface(Enum):
-    """What an area or a shape is."""
+    """The kind of an area or a shape, and its colour."""
 
     SCREEN = (253, 251, 255)  # background of an app
     STATUS_BAR = (236, 230, 243)
@@ -26,7 +26,7 @@ class Surface(Enum):
     FIELD = (240, 243, 250)
     FIELD_EDGE = (137, 128, 149)
     FIELD_EDGE_FOCUSED = (28, 96, 210)  # also the cursor
-    FIELD_SELECTION = (176, 203, 255)  # the marked value of a field
+    FIELD_SELECTION = (176, 203, 255)  # behind the selected text of a field
     SWITCH_ON = (46, 125, 50)
     SWITCH_ON_THUMB = (226, 247, 227)
     SWITCH_OFF = (170, 150, 168)
@@ -35,11 +35,11 @@ class Surface(Enum):
     SLIDER_REST = (209, 196, 233)
     SLIDER_THUMB = (49, 27, 146)
     ICON_BUTTON = (214, 206, 238)
-    ICON_INK = (40, 30, 80)  # what an icon draws with
+    ICON_INK = (40, 30, 80)  # the lines of an icon
     BUBBLE_IN = (224, 238, 228)  # a message received
     BUBBLE_OUT = (205, 229, 255)  # a message sent
     DIALOG = (255, 249, 240)
-    SCRIM = (70, 66, 78)  # what a dialog puts over the page below it
+    SCRIM = (70, 66, 78)  # the dark background of a dialog
     KEYBOARD = (208, 213, 221)
     KEY = (242, 250, 246)
     HOME = (38, 50, 86)  # wallpaper of the home screen
@@ -70,7 +70,7 @@ APP_TILES = (
 
 
 class TextColor(Enum):
-    """What a line of text is for."""
+    """The kind of a line of text, and its colour."""
 
     PRIMARY = (29, 27, 32)
     SECONDARY = (98, 91, 113)
@@ -102,4 +102,4 @@ TEXT_COLORS_ON: dict[Surface, tuple[TextColor, ...]] = {
     Surface.BUTTON: (TextColor.LIGHT,),
     Surface.HOME: (TextColor.LIGHT,),
 }
-"""Which text may stand on which surface. Whatever is drawn and whatever is read keeps to this table."""
+"""The text colours that each surface may have. Drawing and reading both follow this table."""

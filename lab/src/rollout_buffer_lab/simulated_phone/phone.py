@@ -1,6 +1,6 @@
-"""``SimulatedPhone``: the phone as an episode uses it, a ``Device`` that needs nothing installed.
+"""``SimulatedPhone``: a ``Device`` for Android World episodes that needs no emulator.
 
-It is a real small device (state, screens, touches), made for development and tests; it is not Android.
+It has state, screens and touches like a phone, for development and tests, but it is not Android.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.types import Image
 
-_STEP_S = 1.0  # device time that any action takes
+_STEP_S = 1.0  # by which every action advances the device's clock
 _MAX_WAIT_S = 60.0
 _LONG_PRESS_S = 1.0
 
@@ -29,8 +29,8 @@ _LONG_PRESS_S = 1.0
 class FailingCalls:
     """Faults to inject, for tests. Calls of ``reset``, ``step`` and ``score`` are counted from 0 over the phone's life.
 
-    The calls in ``at_calls`` raise ``DeviceError`` and change nothing. From call ``dead_from`` on every call does, and
-    ``health`` too; None means never.
+    The calls in ``at_calls`` raise ``DeviceError`` and change nothing. From call ``dead_from`` on every call and
+    ``health`` raise it; None means never.
     """
 
     at_calls: frozenset[int] = field(default_factory=frozenset)
@@ -41,9 +41,9 @@ class FailingCalls:
 class SimulatedPhoneConfig:
     """How the phone behaves.
 
-    ``screenshot_max_pixels`` caps width times height of a screenshot; the default halves 1080x2400. ``step_latency_s``
-    is slept in every reset and step, to be as slow as a real device; 0 means as fast as it can. ``tasks`` are one's
-    own, by name, beside those that come along.
+    ``screenshot_max_pixels`` limits width times height of a screenshot; the default halves 1080x2400.
+    ``step_latency_s`` is slept in every reset and step, to be as slow as a real device. ``tasks`` are further tasks by
+    name, beside those of the package.
     """
 
     screenshot_max_pixels: int = 648_000
@@ -76,7 +76,7 @@ class SimulatedPhone:
         """Gives the phone a clean state with the task set up; returns the home screen.
 
         Raises:
-            EnvironmentSetupError: no such task, or it is already solved before the first step.
+            EnvironmentSetupError: there is no such task, or it is already solved before the first step.
             DeviceError: an injected fault, or the phone was closed.
         """
         self._begin_call()
@@ -87,7 +87,7 @@ class SimulatedPhone:
         return self._observe(self._run, self._shell, note="")
 
     def step(self, action: Action) -> Observation:
-        """Does the action and returns the settled screen; what cannot be done is reported in ``note``.
+        """Does the action and returns the new screen; ``note`` says why an action could not be done.
 
         Raises:
             DeviceError: there is no task, an injected fault, or the phone was closed.
@@ -99,7 +99,7 @@ class SimulatedPhone:
         return self._observe(run, shell, note)
 
     def score(self) -> float:
-        """The task's success in [0, 1], read from the device's state.
+        """Returns the task's success in [0, 1], read from the device's state.
 
         Raises:
             DeviceError: there is no task, an injected fault, or the phone was closed.
@@ -109,7 +109,7 @@ class SimulatedPhone:
         return run.score()
 
     def health(self) -> Mapping[str, str]:
-        """Short facts about the phone; raises ``DeviceError`` when it is not usable."""
+        """Returns short facts about the phone; raises ``DeviceError`` if it is not usable."""
         self._check_usable()
         return {"kind": "simulated_phone", "episodes": str(self._episodes), "calls": str(self._calls)}
 
@@ -193,12 +193,12 @@ def _on_screen(point: tuple[int, int]) -> bool:
 
 
 def _clamped(seconds: float | None, default: float) -> float:
-    """Between 0 and a minute; what is no number is the default."""
+    """Returns ``seconds`` limited to 0 … one minute; ``default`` for None and NaN."""
     if seconds is None or seconds != seconds:
         return default
     return min(_MAX_WAIT_S, max(0.0, seconds))
 
 
 def _well_formed(text: str) -> str:
-    """The text with half surrogate pairs replaced: no database and no file could hold them."""
+    """Returns the text with unpaired surrogates replaced, because no database and no file can store them."""
     return text.encode("utf-8", "replace").decode("utf-8")

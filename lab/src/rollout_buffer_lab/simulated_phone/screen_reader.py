@@ -1,7 +1,7 @@
-"""Reads a screenshot the way a person does: what is written where, what is on or off, what can be tapped.
+"""Reads a screenshot as a person does: texts and their positions, what is on or off, what can be tapped.
 
-``read_screen(image_bytes) -> ReadScreen`` decides from pixels alone. It knows the phone's font, colours and icons (as a
-person who has used the phone does) and nothing else: no hidden marks, no side channel.
+``read_screen(image_bytes) -> ReadScreen`` uses pixels alone. It knows the phone's font, colours and icons, as a person
+who has used the phone does; the screenshot has no hidden marks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rollout_buffer_lab.simulated_phone.screen_records import (
     TextRole,
 )
 
-_GROUND_DOT = (4, 60)  # just under the status bar: wallpaper, scrim or page
+_BACKGROUND_DOT = (4, 60)  # just under the status bar: wallpaper, scrim or page
 _KEYBOARD_DOT = (1, KEYBOARD_TOP // 2 + 4)
 _SWITCH_REACH = 80  # pixels between the middle of a switch and the middle of its label
 _SLIDER_REACH = 160
@@ -42,7 +42,7 @@ _ROLE_BY_SURFACE = {
 
 
 def read_screen(image_bytes: bytes) -> ReadScreen:
-    """Returns what a PNG at 1080x2400 or halved shows. Of JPEG and of other sizes no text can be read.
+    """Returns what a PNG of 1080x2400 or half of it shows. In a JPEG or another size no text can be read.
 
     Raises:
         ValueError: the bytes are no image.
@@ -52,8 +52,8 @@ def read_screen(image_bytes: bytes) -> ReadScreen:
     bottom = KEYBOARD_TOP // 2 if keyboard_visible else surfaces.indices.shape[0]
     lines = (read_line(surfaces, box) for box in line_boxes(surfaces, bottom))
     texts = tuple(_text_line(line) for line in lines if line is not None and line.text)
-    signs = shapes.status_icons(surfaces)
-    ground = surfaces.at(*_GROUND_DOT)
+    status_icons = shapes.status_icons(surfaces)
+    background = surfaces.at(*_BACKGROUND_DOT)
     return ReadScreen(
         title=_first_text(texts, TextRole.TITLE),
         texts=texts,
@@ -63,11 +63,11 @@ def read_screen(image_bytes: bytes) -> ReadScreen:
         sliders=_sliders(surfaces, texts),
         fields=_fields(surfaces, texts),
         keyboard_visible=keyboard_visible,
-        is_dialog=ground is Surface.SCRIM,
-        is_home=ground is Surface.HOME,
+        is_dialog=background is Surface.SCRIM,
+        is_home=background is Surface.HOME,
         clock_text=_first_text(texts, TextRole.STATUS),
-        wifi_shown="wifi" in signs,
-        bluetooth_shown="bluetooth" in signs,
+        wifi_shown="wifi" in status_icons,
+        bluetooth_shown="bluetooth" in status_icons,
     )
 
 
@@ -82,8 +82,8 @@ def _text_line(line: Line) -> TextLine:
 
 
 def _role(line: Line) -> TextRole:
-    color = line.look.color if line.look else TextColor.PRIMARY
-    size = line.look.size if line.look else TextSize.BODY
+    color = line.style.color if line.style else TextColor.PRIMARY
+    size = line.style.size if line.style else TextSize.BODY
     if color is TextColor.HINT:
         return TextRole.HINT
     if line.surface in _ROLE_BY_SURFACE:
@@ -171,7 +171,7 @@ def _fields(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Field, ...
 
 
 def _lines_with_gaps(lines: Sequence[TextLine]) -> tuple[str, ...]:
-    """The texts, with an empty one for each line that was left blank between two others."""
+    """Returns the texts, with an empty one for each blank line between two of them."""
     result: list[str] = []
     for index, line in enumerate(lines):
         if index:

@@ -1,7 +1,7 @@
-"""What a look at a screenshot yields: texts, buttons, icons, switches, sliders and fields, with where they are.
+"""What ``screen_reader.read_screen`` finds in a screenshot: texts, buttons, icons, switches, sliders and fields.
 
-The records of ``screen_reader.read_screen``. Every record has ``bounds`` in device pixels (1080x2400, whatever the size
-of the screenshot was) and ``center`` in the agent's 0..999 coordinates, ready for a ``mobile_use`` call.
+Every record has ``bounds`` in device pixels (1080x2400, whatever the size of the screenshot) and ``center`` in the
+agent's 0..999 coordinates, ready for a ``mobile_use`` call.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class _Placed:
 
     @property
     def center(self) -> tuple[int, int]:
-        """Where to tap, 0..999."""
+        """The point to tap, 0..999."""
         return self.bounds.relative_center
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextLine(_Placed):
-    """One line of text. ``selected``: on a row picked by long press. ``sent``: part of a message of one's own."""
+    """One line of text. ``selected``: on a row selected by long press. ``sent``: in a message that was sent."""
 
     text: str
     role: TextRole
@@ -76,7 +76,7 @@ class Switch(_Placed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slider(_Placed):
-    """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose place is ``bounds``."""
+    """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose bounds it has."""
 
     label: str
     value: float
@@ -97,9 +97,9 @@ class Slider(_Placed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Field(_Placed):
-    """A text field. ``label`` stands small above the value; ``lines`` are the value as drawn, wrapped lines apart.
+    """A text field. ``label`` is the small text above its value; ``lines`` are the lines of the value as drawn.
 
-    ``selected`` is true while the whole value is marked: typing replaces it.
+    ``selected`` is true while the whole value is selected: typing replaces it.
     """
 
     label: str
@@ -109,7 +109,7 @@ class Field(_Placed):
 
     @property
     def text(self) -> str:
-        """The lines with line feeds between them. Soft wraps are indistinguishable from line feeds."""
+        """The lines with line feeds between them, because a wrapped line looks like one that ends in a line feed."""
         return "\n".join(self.lines)
 
 
@@ -118,7 +118,7 @@ _P = TypeVar("_P", bound=_Placed)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadScreen:
-    """Everything read off one screenshot, each tuple in reading order (top to bottom, left to right).
+    """Everything read from one screenshot, each tuple in reading order (top to bottom, left to right).
 
     ``title`` is the text of the title bar, in a dialog its heading; empty at home and in the camera. ``texts`` holds
     every line, those on buttons and in fields too, but not the letters of the keyboard. ``is_dialog`` is true when a
@@ -148,23 +148,23 @@ class ReadScreen:
         return _first(button for button in self.buttons if button.text == text)
 
     def find_icon(self, name: str) -> Icon | None:
-        """The first icon that shows this."""
+        """Returns the first icon with this name."""
         return _first(icon for icon in self.icons if icon.name == name)
 
     def find_app(self, label: str) -> Icon | None:
-        """The app's icon on the home screen."""
+        """Returns the icon of the app with this label on the home screen."""
         return _first(icon for icon in self.icons if icon.label == label)
 
     def find_switch(self, label: str) -> Switch | None:
-        """The switch with this text to its left."""
+        """Returns the switch with this text to its left."""
         return _first(switch for switch in self.switches if switch.label == label)
 
     def find_slider(self, label: str) -> Slider | None:
-        """The slider with this text above it."""
+        """Returns the slider with this text above it."""
         return _first(slider for slider in self.sliders if slider.label == label)
 
     def find_field(self, label: str) -> Field | None:
-        """The field with this label."""
+        """Returns the field with this label."""
         return _first(field for field in self.fields if field.label == label)
 
 

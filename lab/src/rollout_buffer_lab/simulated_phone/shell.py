@@ -1,6 +1,6 @@
-"""The phone's own part of the interface: which app is in front, what a touch hits, where typing goes, the bars around.
+"""The phone's user interface: the app in front, touches, typing, the status bar and the keyboard.
 
-Every call returns a note: empty, or one sentence on why nothing could be done. Nothing an agent can ask for raises.
+Every action of an agent returns a note: empty, or one sentence that says why it could not be done. None raises.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _APP_CLASSES: dict[str, AppMaker] = {
     "Clipper": ClipperApp,
 }
 _LONG_PRESS_S = 0.4
-_TOUCH_SLOP = 16  # a finger that moved less than this did not swipe
-_END_OF_LIST = 1_000_000
+_TOUCH_SLOP = 16  # pixels; a finger that moved less did not swipe
+_END_OF_LIST = 1_000_000  # a scroll position that the builder reduces to the end of the list
 
 
 class Shell:
@@ -66,11 +66,11 @@ class Shell:
 
     @property
     def is_moving(self) -> bool:
-        """Whether the display changes without being touched."""
+        """True if the display changes without being touched."""
         return self._page.is_moving
 
     def screen(self) -> Screen:
-        """What the display shows now."""
+        """Returns what the display shows now."""
         page = self._page
         keyboard = page.focused is not None
         builder = ScreenBuilder(host=page, scroll=page.scroll, bottom=KEYBOARD_TOP if keyboard else SCREEN_HEIGHT)
@@ -82,40 +82,40 @@ class Shell:
             widgets += keyboard_widgets(self._shifted, self._key_pressed, self._shift, self._erase, self._enter)
         return replace(screen, widgets=widgets)
 
-    # What an agent can do
+    # Actions of an agent
 
     def tap(self, x: int, y: int) -> str:
-        """A short touch."""
+        """Taps the widget at a point, or moves the slider there."""
         widget = self.screen().widget_at(x, y)
         if widget is None:
             return ""
         if widget.on_tap is not None:
             widget.on_tap()
         elif widget.on_slide is not None:
-            widget.on_slide(_place_on(widget, x))
-        return self._settled()
+            widget.on_slide(_position_on(widget, x))
+        return self._finish_action()
 
     def long_press(self, x: int, y: int, duration_s: float) -> str:
-        """A touch that stays; too short a one is a tap."""
+        """Presses long at a point; a press that is too short is a tap."""
         if duration_s < _LONG_PRESS_S:
             return self.tap(x, y)
         widget = self.screen().widget_at(x, y)
         if widget is None or widget.on_long_press is None:
             return "Nothing here reacts to a long press."
         widget.on_long_press()
-        return self._settled()
+        return self._finish_action()
 
     def swipe(self, x: int, y: int, end_x: int, end_y: int) -> str:
-        """A finger drawn over the screen: drags a slider, or scrolls what lies under its start."""
+        """Drags the slider at the start of the swipe, or scrolls the list there."""
         if abs(end_x - x) < _TOUCH_SLOP and abs(end_y - y) < _TOUCH_SLOP:
             return self.tap(x, y)
         screen = self.screen()
         widget = screen.widget_at(x, y)
         if widget is not None and widget.on_slide is not None:
-            widget.on_slide(_place_on(widget, end_x))
+            widget.on_slide(_position_on(widget, end_x))
         elif screen.viewport is not None and screen.viewport.contains(x, y):
             self._scroll(end_x - x, end_y - y)
-        return self._settled()
+        return self._finish_action()
 
     def type_text(self, text: str) -> str:
         """Types into the field that has the focus."""
@@ -130,7 +130,7 @@ class Shell:
         return "" if complete else "The field is full; the end of the text was not typed."
 
     def press(self, button: SystemButton) -> str:
-        """One of the system's buttons."""
+        """Presses a system button."""
         if button is SystemButton.HOME:
             self.go_home()
         elif button is SystemButton.BACK:
@@ -141,7 +141,7 @@ class Shell:
             self._enter()
         else:
             return "There is no menu here."
-        return self._settled()
+        return self._finish_action()
 
     def open_app(self, name: str) -> str:
         """Starts an installed app, or brings it to the front as it was left."""
@@ -157,7 +157,7 @@ class Shell:
         del self._launcher.pages[1:]
         self._bring_to_front(self._launcher)
 
-    # What the system can do
+    # Actions of the system
 
     @property
     def front(self) -> InstalledApp:
@@ -172,7 +172,7 @@ class Shell:
     def launch(self, info: InstalledApp, make_app: AppMaker | None = None) -> App:
         """Starts the app, or brings it to the front as it was left, and returns it.
 
-        ``make_app`` makes an app that is not one of the phone's own.
+        ``make_app`` makes the app if it has no class in ``_APP_CLASSES``.
         """
         if info.label not in self._apps:
             self._apps[info.label] = (make_app or _APP_CLASSES[info.label])(info, self.state)
@@ -181,7 +181,7 @@ class Shell:
         return self._apps[info.label]
 
     def close_app(self, package: str) -> None:
-        """Ends the app, wherever it is; what it had not stored is lost. An app that does not run is no error."""
+        """Ends the app, in front or not, without saving. An app that does not run is no error."""
         for label in [label for label, app in self._apps.items() if app.info.package == package]:
             app = self._apps.pop(label)
             in_front = app is self._front
@@ -190,16 +190,16 @@ class Shell:
                 self.go_home()
 
     def erase(self) -> None:
-        """The backspace key: takes away the last character of the field with the focus, or its marked value."""
+        """Presses the backspace key: deletes the last character of the field with the focus, or its selected text."""
         self._erase()
 
     def select_all(self) -> None:
-        """Marks the whole value of the field with the focus."""
+        """Selects the whole text of the field with the focus."""
         if self._page.focused is not None:
             field = self._page.field_named(self._page.focused)
             field.selected = bool(field.text)
 
-    # How it comes about
+    # Parts of the actions
 
     def _launch(self, info: InstalledApp) -> None:
         self.launch(info)
@@ -212,8 +212,8 @@ class Shell:
         self._shifted = False
         self.state.focused_component = app.info.component
 
-    def _settled(self) -> str:
-        """An app whose last page was left is closed."""
+    def _finish_action(self) -> str:
+        """Goes home if the action left the app's last page; returns an empty note."""
         if not self._front.pages:
             self.go_home()
         return ""
@@ -273,5 +273,5 @@ class Shell:
         return widgets
 
 
-def _place_on(slider: Widget, x: int) -> float:
+def _position_on(slider: Widget, x: int) -> float:
     return min(1.0, max(0.0, (x - slider.bounds.left) / slider.bounds.width))

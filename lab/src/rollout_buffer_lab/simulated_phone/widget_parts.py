@@ -1,4 +1,4 @@
-"""Single widgets of layouts, and their clipping to a viewport."""
+"""Makes single widgets for layouts, and clips widgets to a viewport."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from rollout_buffer_lab.simulated_phone.widgets import Align, Handler, SlideHand
 
 TRACK_MARGIN = 96  # between the sides of the screen and a slider's track
 BAR_ICON = 112  # side of an icon in the title bar or in a row
+_CUTTABLE = (WidgetKind.ROW, WidgetKind.FILL, WidgetKind.FIELD, WidgetKind.BUBBLE)
 
 
 def visible_widgets(widgets: Sequence[Widget], viewport: Rect, dy: int) -> list[Widget]:
-    """Returns the widgets moved and clipped to the viewport, without partially visible lines and small parts."""
+    """Returns the widgets moved by ``dy`` and clipped to the viewport.
+
+    Widgets of other kinds than ``_CUTTABLE`` are left out if they are only partly visible.
+    """
     visible = []
     for widget in widgets:
         bounds = widget.bounds.moved(0, dy)
@@ -28,11 +32,8 @@ def visible_widgets(widgets: Sequence[Widget], viewport: Rect, dy: int) -> list[
     return visible
 
 
-_CUTTABLE = (WidgetKind.ROW, WidgetKind.FILL, WidgetKind.FIELD, WidgetKind.BUBBLE)
-
-
 def field_height(line_count: int) -> int:
-    """Height in pixels of a field with that many lines."""
+    """Returns the height in pixels of a field with that many lines."""
     return 12 + 56 + line_count * line_height(TextSize.BODY) + 24
 
 
@@ -43,7 +44,7 @@ def text_widget(
     color: TextColor = TextColor.PRIMARY,
     align: Align = Align.LEFT,
 ) -> Widget:
-    """One line of text."""
+    """Returns one line of text."""
     return Widget(kind=WidgetKind.TEXT, bounds=bounds, text=text, text_size=size, text_color=color, align=align)
 
 
@@ -58,7 +59,7 @@ def line_widgets(lines: Sequence[str], left: int, top: int, right: int) -> list[
 
 
 def highlight_widgets(lines: Sequence[str], left: int, top: int) -> list[Widget]:
-    """Highlights a field's whole value."""
+    """Returns the highlights behind a field's whole value, one for each line."""
     height = line_height(TextSize.BODY)
     return [
         Widget(
@@ -76,7 +77,7 @@ def highlight_widgets(lines: Sequence[str], left: int, top: int) -> list[Widget]
 
 
 def cursor_widget(lines: Sequence[str], left: int, top: int) -> Widget:
-    """The cursor after the last line."""
+    """Returns the cursor after the last line."""
     height = line_height(TextSize.BODY)
     x, y = left + text_width(lines[-1], TextSize.BODY) + 4, top + (len(lines) - 1) * height
     bounds = Rect(left=x, top=y + 4, right=x + 4, bottom=y + height - 8)
@@ -84,7 +85,7 @@ def cursor_widget(lines: Sequence[str], left: int, top: int) -> Widget:
 
 
 def button_widget(text: str, bounds: Rect, on_tap: Handler, surface: Surface = Surface.BUTTON) -> Widget:
-    """A button or a tab."""
+    """Returns a button or a tab."""
     return Widget(
         kind=WidgetKind.BUTTON, bounds=bounds, text=text, surface=surface, align=Align.CENTER, on_tap=on_tap,
         selected=surface is Surface.TAB_SELECTED,
@@ -92,12 +93,12 @@ def button_widget(text: str, bounds: Rect, on_tap: Handler, surface: Surface = S
 
 
 def icon_widget(icon: str, left: int, top: int, surface: Surface | None, on_tap: Handler | None) -> Widget:
-    """A picture, on a tile if it has a surface."""
+    """Returns an icon, on a tile if it has a surface."""
     bounds = Rect(left=left, top=top, right=left + BAR_ICON, bottom=top + BAR_ICON)
     return Widget(kind=WidgetKind.ICON, bounds=bounds, icon=icon, surface=surface, on_tap=on_tap)
 
 
 def beside_track(on_slide: SlideHandler) -> SlideHandler:
-    """Converts a position along the row into one along the track, clamped to its ends."""
+    """Returns a handler for slides on the row, which converts their positions into positions on the slider's track."""
     margin = TRACK_MARGIN / SCREEN_WIDTH
     return lambda place: on_slide(min(1.0, max(0.0, (place - margin) / (1 - 2 * margin))))

@@ -1,7 +1,7 @@
-"""A screen as a list of widgets with bounds: the one source for drawing it and for finding what a touch hits.
+"""A screen as a list of widgets with bounds, from which it is drawn and in which touches find their target.
 
-Widgets come in drawing order, later ones above earlier ones. What they look like is in their compared fields; what they
-do is in their handlers, which take no part in comparison, so that equal screens can share a drawing.
+Widgets are in drawing order, later ones above earlier ones. Their handlers are not compared, so that screens that look
+alike are equal and are drawn once.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
 
 Handler = Callable[[], None]
 SlideHandler = Callable[[float], None]
-"""Called with the place along the track, 0 at the left end and 1 at the right end."""
+"""Called with the position along the track, 0 at the left end and 1 at the right end."""
 
 
 class WidgetKind(StrEnum):
-    """What a widget looks like."""
+    """How a widget looks, and whether it covers others."""
 
-    FILL = "fill"  # a plain rectangle; stops touches from reaching what is under it
-    ROW = "row"  # a touchable area without a look of its own, or marked as selected
+    FILL = "fill"  # a plain rectangle; keeps touches from the widgets below it
+    ROW = "row"  # a touchable area, invisible without a surface
     TEXT = "text"  # one line
     BUTTON = "button"  # rounded, with a text
-    ICON = "icon"  # a picture, on a tile if it has a surface
+    ICON = "icon"  # on a tile if it has a surface
     SWITCH = "switch"
     SLIDER = "slider"
     FIELD = "field"  # label, value, cursor
@@ -34,7 +34,7 @@ class WidgetKind(StrEnum):
 
 
 class Align(StrEnum):
-    """Where a line stands within its bounds."""
+    """The position of a line within its bounds."""
 
     LEFT = "left"
     CENTER = "center"
@@ -43,7 +43,7 @@ class Align(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Widget:
-    """One thing on the screen. Which fields count depends on the kind; ``value`` is 0..1 along a slider."""
+    """One widget. Which fields are used depends on the kind; ``value`` is 0..1 along a slider."""
 
     kind: WidgetKind
     bounds: Rect
@@ -64,13 +64,13 @@ class Widget:
 
     @property
     def touchable(self) -> bool:
-        """True when some touch does something."""
+        """True if the widget has a handler."""
         return any((self.on_tap, self.on_long_press, self.on_slide))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Screen:
-    """What the display shows. ``viewport`` is where a list scrolls; ``max_scroll`` 0 when all of it fits."""
+    """What the display shows. ``viewport`` is the area that scrolls; ``max_scroll`` is 0 if the page fits into it."""
 
     title: str
     widgets: tuple[Widget, ...]
@@ -79,7 +79,7 @@ class Screen:
     max_scroll: int = 0
 
     def widget_at(self, x: int, y: int) -> Widget | None:
-        """The topmost touchable widget under the point; None where nothing reacts."""
+        """Returns the topmost touchable widget at the point; None if nothing there reacts."""
         for widget in reversed(self.widgets):
             if not widget.bounds.contains(x, y):
                 continue

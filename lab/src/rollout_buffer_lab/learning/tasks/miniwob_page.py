@@ -1,4 +1,4 @@
-"""A task for a tiny policy that reads: which of three fields of a web page the page itself asks for.
+"""A task for a tiny policy that reads: tap the one of three fields that a web page asks for.
 
     user: Focus into the 2nd input textbox. [three fields, each with its box]    assistant: click [131, 437]
 
@@ -38,10 +38,10 @@ MAX_NEW_TOKENS = 14
 """Longest reply: a tap is eleven tokens."""
 PAGE = "focus-text-2"
 PAGES = 8
-"""How many are open at once, in one browser."""
+"""How many pages are open at once, in one browser."""
 FIELDS = ("1st", "2nd", "3rd")
 LEFT, GAP, WIDTH, HEIGHT = (7, 21), (5, 29), 128, 21
-"""Where the page puts its fields, in points: a left edge, what is between two of them, and how large they are."""
+"""Where the page puts its fields, in points: ranges of the left edge and of the gap between two fields; their size."""
 RIGHT_AT_FIRST = 0.6
 """How often the scripted player taps the field that was asked for."""
 WARM_UP_EPISODES = 2000
@@ -54,7 +54,7 @@ _BOX = re.compile(r"\[(\d+), (\d+), (\d+), (\d+)\]")
 
 
 def _fixed_parts() -> list[str]:
-    """What is the same in every first prompt, around the goal and the elements."""
+    """Returns the texts around the goal and the elements, which are the same in every first prompt."""
     (part,) = first_turn_message("@", PromptObservation(elements="@"))["content"]
     return [text for text in part["text"].split("@") if len(text) > 1]
 
@@ -78,8 +78,8 @@ def create_generator() -> MiniWobGenerator:
     find_pages()
     settings = load_settings({})
     find_chromium(settings.chromium)
-    own = {"device_pool": PoolKind.LOCAL, "num_workers": PAGES, "boots_at_once": PAGES, "pixels_per_point": 1}
-    return MiniWobGenerator(LocalDevicePool(settings.model_copy(update=own).for_devices()))
+    overrides = {"device_pool": PoolKind.LOCAL, "num_workers": PAGES, "boots_at_once": PAGES, "pixels_per_point": 1}
+    return MiniWobGenerator(LocalDevicePool(settings.model_copy(update=overrides).for_devices()))
 
 
 def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 
 def warm_up_traces(rng: random.Random) -> list[list[Message]]:
-    """Returns conversations of a player who taps the middle of a field, and of the right one in six of ten.
+    """Returns conversations of a player who taps the middle of a field, in six of ten episodes of the right field.
 
     Their pages are made up, in the page's own form, so that no browser is needed for thousands of them.
     """

@@ -2,9 +2,8 @@
 
     user: 3    assistant: 4    user: 7    assistant: 8    user: 1    assistant: 3      reward 2/3
 
-The digits of later turns are tokens of the environment between those of the policy, so that a wrong mask shows. An
-example of a task in one file: a generator, its instances, and a scripted player to warm a policy up on
-(docs/learning.md).
+The digits of later turns are tokens of the environment between those of the policy, so that a wrong mask shows. The
+file is an example of a task: a generator, its instances, and a scripted policy for the warm-up (docs/learning.md).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ REWARD_RANGE = (0.0, 1.0)
 MAX_NEW_TOKENS = 4
 """Longest reply: a digit, the end of the turn, and room to be wrong."""
 TURNS = 3
-LARGEST = 7
+LARGEST_DIGIT = 7
 RIGHT_AT_FIRST = 0.5
 """How often the scripted player is right."""
 ENDINGS = {
@@ -44,15 +43,15 @@ class NextDigitGenerator:
     async def play(self, episode: EpisodeRequest) -> Trajectory:
         """Plays one episode; ``turn_rewards`` in its ``extra_info`` has 1 for each right turn."""
         digits: list[int] = episode.instance.data["digits"]
-        messages: list[dict[str, Any]] = [_asked(digits[0])]
+        messages: list[dict[str, Any]] = [_question(digits[0])]
         prompt_ids = self._chat.prompt(messages)
         generations: list[Generation] = []
         right: list[float] = []
         for turn, digit in enumerate(digits):
             if turn > 0:
-                messages.append(_asked(digit))
-                held = [*generations[-1].prompt_ids, *generations[-1].output_ids]
-                prompt_ids = [*held, *self._chat.bridge(messages[-1], turn_is_closed=True)]
+                messages.append(_question(digit))
+                context = [*generations[-1].prompt_ids, *generations[-1].output_ids]
+                prompt_ids = [*context, *self._chat.bridge(messages[-1], turn_is_closed=True)]
             generation = await self._sample(prompt_ids, episode)
             text = self._chat.text(generation.output_ids)
             generations.append(generation)
@@ -73,7 +72,7 @@ class NextDigitGenerator:
         )
 
     async def close(self) -> None:
-        """Has nothing to give back."""
+        """Does nothing: the generator holds no resources."""
 
     async def _sample(self, prompt_ids: list[int], episode: EpisodeRequest) -> Generation:
         reply = await self._engine.generate(
@@ -89,15 +88,15 @@ def create_generator() -> NextDigitGenerator:
 
 def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
     """Returns that many input lines: the digits of each turn."""
-    return [{"digits": [rng.randint(1, LARGEST) for _ in range(TURNS)]} for _ in range(count)]
+    return [{"digits": [rng.randint(1, LARGEST_DIGIT) for _ in range(TURNS)]} for _ in range(count)]
 
 
 def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
-    """Returns the reply of a policy that is right in every second turn; ``prompt`` is the conversation so far."""
+    """Returns the reply of a policy that is right in half of the turns; ``prompt`` is the conversation so far."""
     asked = int(prompt.rsplit("user\n", 1)[1][0])
-    wrong = [digit for digit in range(1, LARGEST + 2) if digit != asked + 1]
+    wrong = [digit for digit in range(1, LARGEST_DIGIT + 2) if digit != asked + 1]
     return str(asked + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))
 
 
-def _asked(digit: int) -> dict[str, Any]:
+def _question(digit: int) -> dict[str, Any]:
     return {"role": "user", "content": str(digit)}

@@ -1,4 +1,4 @@
-"""A task for a tiny policy that sees: the clock stands elsewhere on every home screen.
+"""A task for a tiny policy that takes screenshots: it opens the clock, which is elsewhere on every home screen.
 
     user: Open the app Clock. [home screen]   assistant: click [500, 183]   user: [the app]   assistant: terminate
 
@@ -41,7 +41,7 @@ APPS = ("Settings", "Contacts", "Simple SMS Messenger", "Phone", "Clock", "Marko
 """What stands on the home screen: six apps with six colours."""
 WANTED = "Clock"
 CELLS = tuple((x, y) for y in (183, 350) for x in (167, 500, 833))
-"""The middles of the places on the home screen, as the agent names points."""
+"""The middles of the six apps on the home screen, in the agent's coordinates."""
 RIGHT_AT_FIRST = 0.7
 """How often the scripted player taps the app that was asked for."""
 WARM_UP = {"episodes": 400, "updates": 500, "batch": 24, "learning_rate": 1e-3, "rising": 20}
@@ -68,7 +68,7 @@ _TERMINATE = (
 
 
 def _fixed_parts(template: str) -> list[str]:
-    """What of a prompt's template is the same in every prompt."""
+    """Returns the texts of a template around its placeholders, which are the same in every prompt."""
     return [part for part in re.split(r"\{\w+\}|" + IMAGE_MARKER, template) if len(part) > 1]
 
 
@@ -87,7 +87,7 @@ PHRASES = tuple(
 """Texts that are one token each."""
 
 
-def _arranged(rng: random.Random) -> Params:
+def _make_params(rng: random.Random) -> Params:
     return {"apps": rng.sample(APPS, len(APPS)), "app_name": WANTED}
 
 
@@ -104,7 +104,7 @@ OPEN_APP = Task(
     name=_TASK_NAME,
     step_budget=2,
     goal="Open the app {app_name}.",
-    make_params=_arranged,
+    make_params=_make_params,
     set_up=_set_up,
     success=_in_front,
 )
@@ -131,7 +131,7 @@ def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random)
     """Returns the reply of a policy that taps the right app in seven of ten episodes and then terminates."""
     if _CLICK in prompt or "click [" in prompt:
         return _TERMINATE
-    params = _arranged(rng_for(_TASK_NAME, instance["metadata"]["params_idx"]))
+    params = _make_params(rng_for(_TASK_NAME, instance["metadata"]["params_idx"]))
     right = params["apps"].index(params["app_name"])
     wrong = [cell for cell in range(len(CELLS)) if cell != right]
     x, y = CELLS[right if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong)]

@@ -1,4 +1,7 @@
-"""What any task needs done: apps opened, rows found, fields filled. Each gives a move; some None when all is done."""
+"""Actions that many tasks need: opening apps, finding rows, filling in fields.
+
+A function returns the next move towards its action; some return None once the action has had its effect.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _SCROLL_TO: Final = (500, 300)
 
 
 def app_opened(observation: PolicyObservation, name: str) -> Move | None:
-    """Brings the app to the front."""
+    """Brings the app to the front; None if it is there."""
     in_front = observation.recalled(r"Opened the app (.+?)\.(?: |$)")
     if in_front == name and not observation.screen.is_home:
         return None
@@ -37,7 +40,7 @@ def find_row(observation: PolicyObservation, text: str) -> Row | None:
 
 
 def titled(observation: PolicyObservation, *titles: str) -> bool:
-    """Whether the page bears one of these titles; a long one ends in an ellipsis on the screen."""
+    """Returns True if the page has one of these titles; the screen shortens a long title with an ellipsis."""
     shown = observation.screen.title
     if shown.endswith("…"):
         return any(title.startswith(shown[:-1].rstrip()) for title in titles)
@@ -45,7 +48,7 @@ def titled(observation: PolicyObservation, *titles: str) -> bool:
 
 
 def tapped_row(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
-    """Taps the row; looks further down for it if it is not on the screen, and gives up at the end of the list."""
+    """Taps the row, or scrolls down to find it; gives up at the end of the list."""
     row = find_row(observation, text)
     if row is None:
         return scrolled_to(observation, text)
@@ -53,7 +56,7 @@ def tapped_row(observation: PolicyObservation, text: str, conclusion: str = "", 
 
 
 def held_row(observation: PolicyObservation, text: str) -> Move:
-    """Presses the row long, which picks it."""
+    """Presses the row long, which selects it."""
     row = find_row(observation, text)
     if row is None:
         return scrolled_to(observation, text)
@@ -62,7 +65,7 @@ def held_row(observation: PolicyObservation, text: str) -> Move:
 
 
 def scrolled_to(observation: PolicyObservation, text: str) -> Move:
-    """Scrolls on towards a row that is not on the screen; the end of the list is where the last row stays the last."""
+    """Scrolls down to a row that is not on the screen; gives up if the last swipe did not change the last row."""
     last = observation.rows[-1].text if observation.rows else "nothing"
     conclusion = f'Scrolled down past "{last}".'
     if observation.history and observation.history[-1].startswith(conclusion):
@@ -71,7 +74,7 @@ def scrolled_to(observation: PolicyObservation, text: str) -> Move:
 
 
 def icon_tapped(observation: PolicyObservation, name: str, purpose: str, *, decisive: bool = False) -> Move:
-    """Taps an icon; without it this is the wrong page, so one step back."""
+    """Taps an icon; goes back from a page without the icon, which is the wrong page."""
     icon = observation.screen.find_icon(name)
     if icon is None:
         return stepped_back(observation)
@@ -79,7 +82,7 @@ def icon_tapped(observation: PolicyObservation, name: str, purpose: str, *, deci
 
 
 def button_tapped(observation: PolicyObservation, text: str, conclusion: str = "", *, decisive: bool = False) -> Move:
-    """Taps a button; without it this is the wrong page, so one step back."""
+    """Taps a button; goes back from a page without the button, which is the wrong page."""
     button = observation.screen.find_button(text)
     if button is None:
         return stepped_back(observation)
@@ -95,7 +98,7 @@ def stepped_back(observation: PolicyObservation) -> Move:
 
 
 def field_filled(observation: PolicyObservation, label: str, text: str) -> Move | None:
-    """Brings ``text`` into the field: focus, type; what stood there before is marked first, so that it is replaced."""
+    """Fills the field with ``text``: gives it the focus, clears it, and types. None if the field has the text."""
     field = observation.screen.find_field(label)
     if observation.screen.title == _FIELD_MENU:
         return tapped_row(observation, "Clear")
@@ -111,7 +114,7 @@ def field_filled(observation: PolicyObservation, label: str, text: str) -> Move 
 
 
 def field_pasted(observation: PolicyObservation, label: str) -> Move | None:
-    """Pastes the clipboard into an empty field."""
+    """Pastes the clipboard into the field; None if the field is not empty."""
     field = observation.screen.find_field(label)
     if observation.screen.title == _FIELD_MENU:
         return tapped_row(observation, "Paste")
@@ -121,36 +124,36 @@ def field_pasted(observation: PolicyObservation, label: str) -> Move | None:
 
 
 def lines_joined(lines: tuple[str, ...] | list[str]) -> str:
-    """One paragraph out of its wrapped lines."""
+    """Returns wrapped lines as one paragraph."""
     return " ".join(line.strip() for line in lines)
 
 
 def last_message(observation: PolicyObservation, *, sent: bool) -> str:
-    """The latest message on the screen that one sent oneself, or received; empty if there is none."""
+    """Returns the latest message on the screen that was sent, or received; empty if there is none."""
     messages: list[list[str]] = []
-    new = True
+    is_new_message = True
     for line in observation.screen.texts:
         if line.role is TextRole.PRIMARY and line.sent is sent:
-            if new:
+            if is_new_message:
                 messages.append([])
             messages[-1].append(line.text)
-            new = False
+            is_new_message = False
         else:
-            new = True
+            is_new_message = True
     return lines_joined(messages[-1]) if messages else ""
 
 
 def same_words(first: str, second: str) -> bool:
-    """Returns True if both are equal apart from whitespace, which wrapped lines do not preserve."""
-    return _squeezed(first) == _squeezed(second)
+    """Returns True if both are equal without whitespace, because a field's wrapped lines do not show it."""
+    return _without_whitespace(first) == _without_whitespace(second)
 
 
 def ends_with_words(text: str, ending: str) -> bool:
-    """``same_words`` for the end of a text."""
-    return _squeezed(text).endswith(_squeezed(ending))
+    """Returns True if ``text`` ends with ``ending``, both without whitespace."""
+    return _without_whitespace(text).endswith(_without_whitespace(ending))
 
 
-def _squeezed(text: str) -> str:
+def _without_whitespace(text: str) -> str:
     return re.sub(r"\s+", "", text)
 
 

@@ -1,4 +1,4 @@
-"""Where a less than perfect policy errs: one fatal flaw in some episodes, and slips that cost a turn in others."""
+"""The mistakes of a policy without full skill: some episodes have a fatal flaw, and some turns a slip."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rollout_buffer_lab.scripted_engine.phone_policy.moves import Move, give_up,
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
 
-SLIPS_PER_TURN: Final = 0.25  # at skill 0; in proportion to what is missing to skill 1
+SLIPS_PER_TURN: Final = 0.25  # at skill 0; it falls linearly to 0 at skill 1
 STATUS_BAR_Y: Final = (6, 26)  # where a tap does nothing
 
 
 class Flaw(StrEnum):
-    """What spoils an episode for good."""
+    """A mistake that makes an episode fail."""
 
     GIVES_UP = "gives_up"  # ends it as failed after a turn or two
     STOPS_EARLY = "stops_early"  # believes it done after a turn or two
@@ -27,7 +27,7 @@ class Flaw(StrEnum):
 
 
 class Slip(StrEnum):
-    """What costs a turn and no more."""
+    """A mistake that costs one turn."""
 
     STRAY_TAP = "stray_tap"
     WAITS = "waits"
@@ -38,7 +38,7 @@ class Slip(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mistakes:
-    """The mistakes of one episode, drawn from its rng before it begins: asked again, they are the same."""
+    """The mistakes of one episode; each turn draws them again from the episode's rng, with the same result."""
 
     flaw: Flaw | None
     flaw_step: int
@@ -47,7 +47,7 @@ class Mistakes:
 
     @classmethod
     def drawn(cls, goal: str, scripts: Sequence[TaskScript], *, skill: float, rng: SessionRng) -> Mistakes:
-        """Without skill every episode has a flaw, with full skill none has, and no turn slips."""
+        """Draws the mistakes: every episode has a flaw at skill 0; none has a flaw or a slip at skill 1."""
         randomness = rng.about("flaw", goal)
         flawed = randomness.random() >= skill
         flaw = randomness.choice(list(Flaw)) if flawed else None
@@ -58,13 +58,13 @@ class Mistakes:
         )
 
     def misread(self, scripts: Sequence[TaskScript]) -> Sequence[TaskScript]:
-        """The scripts as they were understood."""
+        """Returns the scripts as the policy understood them: with one word misspelt if the flaw is MISREADS."""
         if self.flaw is not Flaw.MISREADS:
             return scripts
         return [_misread(script, self.rng.about("misread", type(script).__name__)) for script in scripts]
 
     def ending(self, step: int) -> Move | None:
-        """Ends an episode early, as failed or as done."""
+        """Returns the move that ends an episode early, as failed or as done; None if it goes on."""
         if step < self.flaw_step:
             return None
         if self.flaw is Flaw.GIVES_UP:
@@ -73,8 +73,8 @@ class Mistakes:
             return terminate("I think that everything is done already.")
         return None
 
-    def spoiled(self, move: Move, step: int) -> Move:
-        """Returns the executed move: in a flawed episode, necessary taps miss their target."""
+    def with_flaw(self, move: Move, step: int) -> Move:
+        """Returns the move, or in a flawed episode in place of a decisive move one that misses its target."""
         if self.flaw is None or self.flaw is Flaw.MISREADS or not move.decisive:
             return move
         if move.arguments["action"] == "answer":
@@ -82,12 +82,12 @@ class Mistakes:
         return replace(move, arguments={"action": "click", "coordinate": list(self._beside(step))})
 
     def slip(self, step: int) -> Slip | None:
-        """What goes wrong with this turn's reply, if anything does."""
+        """Returns the slip of this turn's reply; None if it has none."""
         randomness = self.rng.about("slip", step)
         return randomness.choice(list(Slip)) if randomness.random() < self.slip_share else None
 
     def slipped(self, slip: Slip, step: int) -> Move:
-        """The harmless move that takes the place of the right one."""
+        """Returns the harmless move that takes the place of the right one."""
         if slip is Slip.WAITS:
             arguments: dict[str, Any] = {"action": "wait", "time": 2}
             return Move(arguments=arguments, thought="The screen may still change. I wait.", conclusion="Waited.")
@@ -102,7 +102,7 @@ class Mistakes:
 
 
 def call_text(move: Move, slip: Slip | None) -> str:
-    """The tool call of a reply, unless that is what goes wrong."""
+    """Returns the tool call of a reply; with some slips it is missing or cut off."""
     call = json.dumps({"name": "mobile_use", "arguments": dict(move.arguments)}, ensure_ascii=False)
     if slip is Slip.NO_CALL:
         return ""
@@ -112,12 +112,12 @@ def call_text(move: Move, slip: Slip | None) -> str:
 
 
 def _given_words(script: TaskScript) -> list[str]:
-    """The names of the script's fields that hold words to misread."""
+    """Returns the names of the script's fields that hold words to misread."""
     return [name for name in script.words if len(getattr(script, name)) > 1]
 
 
 def _misread(script: TaskScript, randomness: Random) -> TaskScript:
-    """The script with one of its given words misspelt; as it is, if it has none."""
+    """Returns the script with one of its words misspelt, or unchanged if it has none."""
     given = _given_words(script)
     if not given:
         return script
@@ -127,13 +127,13 @@ def _misread(script: TaskScript, randomness: Random) -> TaskScript:
 
 
 def _swapped(text: str, randomness: Random) -> str:
-    """``text`` with two neighbours in each other's place, at a point where that makes a difference."""
-    places = [
-        at
-        for at in range(len(text) - 1)
-        if text[at].isalnum() and text[at + 1].isalnum() and text[at].casefold() != text[at + 1].casefold()
+    """Returns ``text`` with two different neighbouring letters swapped; without such letters the last one twice."""
+    swappable = [
+        index
+        for index in range(len(text) - 1)
+        if text[index].isalnum() and text[index + 1].isalnum() and text[index].casefold() != text[index + 1].casefold()
     ]
-    if not places:
+    if not swappable:
         return f"{text}{text[-1]}"
-    at = randomness.choice(places)
-    return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    index = randomness.choice(swappable)
+    return text[:index] + text[index + 1] + text[index] + text[index + 2 :]

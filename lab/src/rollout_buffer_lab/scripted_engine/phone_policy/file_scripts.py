@@ -1,4 +1,4 @@
-"""Notes in Markor, and files."""
+"""Scripts for notes in Markor, and for files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATE_FORMAT: Final = "%b %d, %Y %H:%M"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateNote(AppScript):
-    """Makes a note with a text; without a text, with what is on the clipboard."""
+    """Makes a note with a text; without a text it pastes the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("name", "text")
     app = "Markor"
@@ -93,7 +93,7 @@ class EditNote(AppScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeNote(TaskScript):
-    """Replaces what stands in a note, or puts a header before it, and renames the note."""
+    """Replaces the text of a note, or puts a header before it, and renames the note."""
 
     words: ClassVar[tuple[str, ...]] = ("text", "new_name")
     name: str
@@ -121,14 +121,14 @@ class ChangeNote(TaskScript):
         if not titled(observation, self.name) or note is None:
             return stepped_back(observation)
         old_text = observation.recalled(r'Marked the whole note, which said: "(.*)"\.$')
-        if old_text is not None and same_words(note.text, self._wanted(old_text)):
+        if old_text is not None and same_words(note.text, self._new_text(old_text)):
             return self._leave(observation)
         if note.selected and old_text is not None:
             thought = "The whole note is marked. What I type takes its place."
-            return type_text(self._wanted(old_text), thought, "Typed the new text of the note.")
+            return type_text(self._new_text(old_text), thought, "Typed the new text of the note.")
         return self._mark(observation, lines_joined(note.lines) if old_text is None else old_text)
 
-    def _wanted(self, old_text: str) -> str:
+    def _new_text(self, old_text: str) -> str:
         return f"{self.text}\n\n{old_text}" if self.keep_old_text else self.text
 
     def _mark(self, observation: PolicyObservation, old_text: str) -> Move:
@@ -150,14 +150,14 @@ class ChangeNote(TaskScript):
             return field_filled(observation, "Name", self.new_name) or button_tapped(
                 observation, "OK", done, decisive=True
             )
-        if title == "1 selected" and _picked(observation) == [self.name]:
+        if title == "1 selected" and _selected_names(observation) == [self.name]:
             return icon_tapped(observation, "rename", "rename the note")
         return held_row(observation, self.name) if title == "Markor" else stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteFile(TaskScript):
-    """Deletes a file or note by name; ``folder`` is where it lies in Files, empty for Markor's own notes."""
+    """Deletes a file or note by name; ``folder`` is its folder in Files, empty for a note in Markor."""
 
     name: str
     folder: str = ""
@@ -173,7 +173,7 @@ class DeleteFile(TaskScript):
         title = observation.screen.title
         if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
             return button_tapped(observation, "Delete", done, decisive=True)
-        if title == "1 selected" and _picked(observation) == [self.name]:
+        if title == "1 selected" and _selected_names(observation) == [self.name]:
             return icon_tapped(observation, "delete", "delete it")
         if title == (self.folder or root):
             return held_row(observation, self.name)
@@ -194,7 +194,7 @@ class DeleteNewestNote(TaskScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteAllNotes(AppScript):
-    """Picks every note and deletes them together."""
+    """Selects all notes and deletes them together."""
 
     app = "Markor"
     done = "Deleted all notes."
@@ -204,7 +204,7 @@ class DeleteAllNotes(AppScript):
         if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
             return button_tapped(observation, "Delete", self.conclusion, decisive=True)
         if title.endswith(" selected"):
-            missing = len(_picked(observation)) < len(observation.rows)
+            missing = len(_selected_names(observation)) < len(observation.rows)
             return icon_tapped(observation, "select_all" if missing else "delete", "pick and delete all notes")
         if title == "Markor" and observation.rows:
             return held_row(observation, observation.rows[0].text)
@@ -232,14 +232,14 @@ class MoveFile(TaskScript):
             if observation.screen.find_text(self.destination, TextRole.SECONDARY) is not None:
                 return button_tapped(observation, "Move here", done, decisive=True)
             return tapped_row(observation, self.destination)
-        if title == "1 selected" and _picked(observation) == [self.name]:
+        if title == "1 selected" and _selected_names(observation) == [self.name]:
             return icon_tapped(observation, "move", "move it")
         if title == self.source:
             return held_row(observation, self.name)
         return tapped_row(observation, self.source) if title == self.app else stepped_back(observation)
 
 
-def _picked(observation: PolicyObservation) -> list[str]:
+def _selected_names(observation: PolicyObservation) -> list[str]:
     return [row.text for row in observation.rows if row.selected]
 
 

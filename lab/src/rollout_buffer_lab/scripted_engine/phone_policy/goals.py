@@ -1,4 +1,4 @@
-"""From the words of a task to the scripts that do it."""
+"""Converts the goal of a task into the scripts that reach it."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from rollout_buffer_lab.scripted_engine.phone_policy.system_scripts import (
 )
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 
-Reading = Callable[..., TaskScript | Sequence[TaskScript]]
-"""Makes scripts from the named groups of a pattern; a script's class, if they are its fields."""
+MakeScripts = Callable[..., TaskScript | Sequence[TaskScript]]
+"""Makes scripts from the named groups of a pattern; it is a script's class if the groups are named as its fields."""
 
 
 def scripts_for(goal: str) -> Sequence[TaskScript] | None:
-    """What has to be done, in order; None for a goal that the policy does not understand."""
-    for pattern, reading in _READINGS:
+    """Returns the scripts for a goal, in order; None for a goal that the policy does not understand."""
+    for pattern, make_scripts in _COMPILED_PATTERNS:
         match = pattern.search(goal)
         if match:
-            read = reading(**match.groupdict())
-            return read if isinstance(read, Sequence) else [read]
+            scripts = make_scripts(**match.groupdict())
+            return scripts if isinstance(scripts, Sequence) else [scripts]
     return None
 
 
@@ -78,7 +78,7 @@ def _note_and_message(name: str, text: str, number: str) -> Sequence[TaskScript]
     return [CreateNote(name=name, text=text), SendMessage(number=number, text=text)]
 
 
-_PATTERNS: Final[tuple[tuple[str, Reading], ...]] = (
+_PATTERNS: Final[tuple[tuple[str, MakeScripts], ...]] = (
     (
         r"^Switch (?P<first>Wi-Fi|Bluetooth) (?P<first_state>on|off)"
         r"(?:, then switch (?P<second>Wi-Fi|Bluetooth) (?P<second_state>on|off))?"
@@ -144,4 +144,4 @@ _PATTERNS: Final[tuple[tuple[str, Reading], ...]] = (
     (r"do I have any events on (?P<date>.+?)\?", partial(AnswerAboutCalendar, yes_or_no=True)),
     (r"delete the event \"(?P<title>.+)\" on", DeleteEvent),
 )
-_READINGS: Final = tuple((re.compile(pattern, re.DOTALL), reading) for pattern, reading in _PATTERNS)
+_COMPILED_PATTERNS: Final = tuple((re.compile(pattern, re.DOTALL), make_scripts) for pattern, make_scripts in _PATTERNS)

@@ -1,4 +1,4 @@
-"""Camera, sound recorder and calendar."""
+"""Scripts for camera, sound recorder and calendar."""
 
 from __future__ import annotations
 
@@ -71,8 +71,10 @@ class RecordSound(AppScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerAboutCalendar(TaskScript):
-    """Answers a question: where ``title`` takes place; what starts on ``date`` at ``time``; what comes next (nothing
-    given); whether there is anything on ``date``.
+    """Answers a question about the calendar, which depends on the fields that are set.
+
+    ``title``: where the event takes place. ``date`` and ``time``: which event starts then. ``date`` and ``yes_or_no``:
+    whether there is an event on that day. No field: which event is next.
     """
 
     title: str = ""
@@ -102,13 +104,13 @@ class AnswerAboutCalendar(TaskScript):
     def _from_agenda(self, observation: PolicyObservation) -> Move:
         agenda = _agenda(observation)
         if self.yes_or_no:
-            return self._whether(observation, any(self.date in day for day, _ in agenda))
-        found = [row for day, row in agenda if self.date in day and row.detail.startswith(self.time)]
-        if not found:
+            return self._answer_yes_or_no(observation, any(self.date in day for day, _ in agenda))
+        matching = [row for day, row in agenda if self.date in day and row.detail.startswith(self.time)]
+        if not matching:
             return scrolled_to(observation, self.date)
-        return answer(found[0].text, f'The event I look for is "{found[0].text}".')
+        return answer(matching[0].text, f'The event I look for is "{matching[0].text}".')
 
-    def _whether(self, observation: PolicyObservation, is_busy: bool) -> Move:
+    def _answer_yes_or_no(self, observation: PolicyObservation, is_busy: bool) -> Move:
         if is_busy:
             return answer("yes", f"There is something on {self.date}.")
         further = scrolled_to(observation, self.date)
@@ -135,13 +137,13 @@ class DeleteEvent(AppScript):
 
 
 def _agenda(observation: PolicyObservation) -> list[tuple[str, Row]]:
-    """The events on the screen with the day they stand under."""
+    """Returns the events on the screen, each with the day above it."""
     rows = {row.center: row for row in observation.rows}
-    day, found = "", []
+    day, agenda = "", []
     for line in observation.screen.texts:
         row = rows.get(line.center)
         if row is not None:
-            found.append((day, row))
+            agenda.append((day, row))
         elif line.role is TextRole.SECONDARY and re.search(r", \w+ \d+ \d{4}$", line.text):
             day = line.text
-    return found
+    return agenda

@@ -1,4 +1,4 @@
-"""Contacts and text messages."""
+"""Scripts for contacts and text messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class AddContact(AppScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftContact(TaskScript):
-    """Fills in the form, label first (the keyboard would cover it), and leaves it open."""
+    """Fills in the form and leaves it open. The label comes first, because the keyboard would cover it later."""
 
     words: ClassVar[tuple[str, ...]] = ("first", "last", "phone")
     first: str
@@ -82,7 +82,7 @@ def _to_contact_form(observation: PolicyObservation) -> Move:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SendMessage(AppScript):
-    """Starts a conversation and sends a text; without a text, what is on the clipboard."""
+    """Starts a conversation and sends a text; without a text it pastes the clipboard."""
 
     words: ClassVar[tuple[str, ...]] = ("number", "text")
     app = MESSENGER
@@ -106,7 +106,7 @@ class SendMessage(AppScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply(AppScript):
-    """Sends a text in a conversation that is there; without a name, in the topmost one."""
+    """Sends a text in an existing conversation: with the contact ``name``, or without it in the topmost one."""
 
     words: ClassVar[tuple[str, ...]] = ("text",)
     app = MESSENGER

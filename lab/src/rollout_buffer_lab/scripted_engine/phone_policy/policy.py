@@ -1,4 +1,4 @@
-"""Plays the simulated phone from what a model would see of it: the task, the screenshots, its own earlier replies."""
+"""Plays the simulated phone from what a model would see: the task, the screenshots, its own earlier replies."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _CHECKS = (
 
 
 def is_phone_task(conversation: Conversation) -> bool:
-    """Whether the conversation shows a phone and asks for something to be done on it."""
+    """Returns True if the conversation shows a phone and asks for something to be done on it."""
     return conversation.last_image is not None and read_goal(conversation) is not None
 
 
 def play_phone(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """The reply to the latest screenshot: thinking, one ``mobile_use`` call, conclusion."""
+    """Returns the reply to the latest screenshot: thinking, one ``mobile_use`` call, conclusion."""
     goal, step = read_goal(conversation) or "", step_number(conversation)
     scripts = scripts_for(goal)
     if scripts is None:
@@ -59,7 +59,7 @@ def _next_move(observation: PolicyObservation, scripts: Sequence[TaskScript], mi
         return done
     moves = (script.next_move(observation) for script in mistakes.misread(scripts))
     move = next((move for move in moves if move is not None), done)
-    return mistakes.spoiled(move, step)
+    return mistakes.with_flaw(move, step)
 
 
 def _reply(move: Move, slip: Slip | None, randomness: Random) -> str:

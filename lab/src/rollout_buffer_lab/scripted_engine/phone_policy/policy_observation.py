@@ -1,4 +1,4 @@
-"""Where an episode stands for the policy: what the screen shows, and what it concluded in earlier turns."""
+"""What the policy knows in a turn: what the screen shows, and its conclusions of earlier turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEP: Final = re.compile(r"Step (\d+)(?: of \d+)?:\s*\Z")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One entry of a list: its main line, and the small line below it, empty if there is none."""
+    """One entry of a list: its main line, and in ``detail`` the small line below it, empty if there is none."""
 
     text: str
     detail: str
@@ -40,22 +40,22 @@ class PolicyObservation:
     history: tuple[str, ...]
 
     def did(self, sentence: str) -> bool:
-        """Whether an earlier conclusion began with ``sentence``."""
+        """Returns True if an earlier conclusion began with ``sentence``."""
         return any(conclusion.startswith(sentence) for conclusion in self.history)
 
     def recalled(self, pattern: str) -> str | None:
-        """The first group of ``pattern`` in the latest conclusion that it matches."""
+        """Returns the first group of ``pattern`` in the latest conclusion that it matches; None without a match."""
         matches = (re.match(pattern, conclusion, re.DOTALL) for conclusion in reversed(self.history))
         return next((match.group(1) for match in matches if match), None)
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The list on the screen; headings and lines inside fields are none of it."""
+        """The entries of the list on the screen, without headings and without lines inside fields."""
         return tuple(_rows(self.screen))
 
 
 def read_observation(conversation: Conversation) -> PolicyObservation:
-    """The policy's view of the episode.
+    """Returns what the policy knows in this turn.
 
     Raises:
         ValueError: there is no screenshot, or it cannot be read.
@@ -67,7 +67,7 @@ def read_observation(conversation: Conversation) -> PolicyObservation:
 
 
 def read_goal(conversation: Conversation) -> str | None:
-    """The task in words; None if the conversation is about something else."""
+    """Returns the goal of the task; None if the conversation is about something else."""
     for turn in conversation.user_turns:
         match = _GOAL.search(turn.text)
         if match:
@@ -76,7 +76,7 @@ def read_goal(conversation: Conversation) -> str | None:
 
 
 def read_history(conversation: Conversation) -> tuple[str, ...]:
-    """The conclusions so far: out of the replies, or out of the list of steps that a rebuilt prompt holds instead."""
+    """Returns the conclusions so far, from the replies, or from the list of steps that a rebuilt prompt has instead."""
     concluded = [_CONCLUSION.search(reply) for reply in conversation.replies]
     progress = _PROGRESS.search(conversation.user_turns[0].text) if conversation.user_turns else None
     listed = _DONE_STEP.findall(progress.group(1)) if progress else []
@@ -85,15 +85,15 @@ def read_history(conversation: Conversation) -> tuple[str, ...]:
 
 
 def step_number(conversation: Conversation) -> int:
-    """Which turn of the episode this is, from 1."""
+    """Returns the number of this turn in the episode, from 1."""
     last = conversation.user_turns[-1].text if conversation.user_turns else ""
-    counted = _STEP.search(last)
-    return int(counted.group(1)) if counted else len(read_history(conversation)) + 1
+    numbered = _STEP.search(last)
+    return int(numbered.group(1)) if numbered else len(read_history(conversation)) + 1
 
 
 @lru_cache(maxsize=256)
 def _read(screenshot: bytes) -> ReadScreen:
-    """Siblings see the same first screens: each is read once."""
+    """Reads a screenshot once: the members of a group see the same first screens."""
     return read_screen(screenshot)
 
 
@@ -108,5 +108,5 @@ def _rows(screen: ReadScreen) -> Iterator[Row]:
 
 
 def _is_below(line: TextLine, below: TextLine) -> bool:
-    """Whether a small line belongs to the main line: it starts where that starts, right under it."""
+    """Returns True if a small line belongs to the main line: it starts at the same column, right under it."""
     return abs(line.bounds.left - below.bounds.left) < 12 and below.bounds.top - line.bounds.bottom < 60

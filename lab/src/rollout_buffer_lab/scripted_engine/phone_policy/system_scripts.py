@@ -1,4 +1,4 @@
-"""Settings, apps, clipboard and clock."""
+"""Scripts for settings, apps, clipboard and clock."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import P
 from rollout_buffer_lab.scripted_engine.phone_policy.task_script import TaskScript
 from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 
-CHAPTERS: Final = {"Wi-Fi": "Network & internet", "Bluetooth": "Connected devices"}
+SETTINGS_PAGES: Final = {"Wi-Fi": "Network & internet", "Bluetooth": "Connected devices"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Switches(TaskScript):
-    """Brings switches into their wanted states, in order. The status bar shows how they stand."""
+    """Turns switches on or off, in order. Their states are read from the status bar."""
 
     wanted: tuple[tuple[str, bool], ...]
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
         screen = observation.screen
-        shown = {"Wi-Fi": screen.wifi_shown, "Bluetooth": screen.bluetooth_shown}
-        pending = next(((name, is_on) for name, is_on in self.wanted if shown[name] is not is_on), None)
+        is_on_now = {"Wi-Fi": screen.wifi_shown, "Bluetooth": screen.bluetooth_shown}
+        pending = next(((name, is_on) for name, is_on in self.wanted if is_on_now[name] is not is_on), None)
         if pending is None:
             return None
         name, is_on = pending
@@ -42,7 +42,7 @@ class Switches(TaskScript):
             thought = f"The switch {name} is not {state} yet. I tap it."
             return tap(switch.center, thought, f"Switched {name} {state}.", decisive=True)
         if observation.screen.title == "Settings":
-            return tapped_row(observation, CHAPTERS[name])
+            return tapped_row(observation, SETTINGS_PAGES[name])
         return stepped_back(observation)
 
 
@@ -56,16 +56,17 @@ class SetBrightness(TaskScript):
         slider = observation.screen.find_slider("Brightness level")
         if slider is None:
             return app_opened(observation, "Settings") or self._towards_display(observation)
-        if slider.value > 0.98 if self.to_maximum else slider.value < 0.02:
+        is_at_end = slider.value > 0.98 if self.to_maximum else slider.value < 0.02
+        if is_at_end:
             return None
         end, name = (slider.right_end, "right") if self.to_maximum else (slider.left_end, "left")
         thought = f"The brightness slider has to be at its {name} end. I tap there."
         return tap(end, thought, f"Moved the brightness slider to its {name} end.", decisive=True)
 
     def _towards_display(self, observation: PolicyObservation) -> Move:
-        return (
-            tapped_row(observation, "Display") if observation.screen.title == "Settings" else stepped_back(observation)
-        )
+        if observation.screen.title == "Settings":
+            return tapped_row(observation, "Display")
+        return stepped_back(observation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +124,7 @@ class SetTimer(TaskScript):
         return button_tapped(observation, key, decisive=key == rest)
 
     def _entered(self, observation: PolicyObservation) -> str | None:
-        """The digits on the display without leading zeros."""
+        """Returns the digits on the display without leading zeros; None if it shows no time."""
         shown = (line.text for line in observation.screen.texts if line.role is TextRole.DISPLAY)
         match = re.search(r"(\d\d)h\s*(\d\d)m\s*(\d\d)s", " ".join(shown))
         return None if match is None else "".join(match.groups()).lstrip("0")
@@ -131,7 +132,7 @@ class SetTimer(TaskScript):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stopwatch(TaskScript):
-    """Starts or pauses the stopwatch."""
+    """Starts or pauses the stopwatch: taps ``button``; on success the page shows ``button_after``."""
 
     button: str
     button_after: str

@@ -1,8 +1,7 @@
-"""What a script is: one kind of thing to do on the phone.
+"""The interface of scripts. A script does one kind of thing on the phone, such as sending a message.
 
-A script looks at the observation and names the next move; None when it is finished. It keeps no state of its own: what
-was done shows on the screen or was concluded in an earlier turn. So it goes on sensibly from wherever a mistake has
-left it.
+It returns the next move for an observation, None when it is finished. It has no state: the screen and the conclusions
+of earlier turns show what was done. So it continues from any page, also after a mistake.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from rollout_buffer_lab.scripted_engine.phone_policy.policy_observation import P
 
 
 class TaskScript(Protocol):
-    """One thing to do. ``words`` names the fields whose text the user gave, and which can be misread."""
+    """One thing to do. ``words`` names the fields whose text comes from the goal, and which a policy can misread."""
 
     words: ClassVar[tuple[str, ...]] = ()
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
-        """The next move, None when there is nothing left to do."""
+        """Returns the next move, None when there is nothing left to do."""
         ...
 
 
 class AppScript(TaskScript):
-    """A thing to do in one app; it is finished once a turn has ended with the conclusion ``done``."""
+    """A thing to do in one app; it is finished once a turn has had the conclusion ``done``."""
 
     app: ClassVar[str]
     done: ClassVar[str]
-    """May name the script's fields, as in ``Deleted {0.name}.``"""
+    """A format string over the script, such as ``Deleted {0.name}.``"""
 
     @property
     def conclusion(self) -> str:
@@ -38,16 +37,16 @@ class AppScript(TaskScript):
         return self.done.format(self)
 
     def next_move(self, observation: PolicyObservation) -> Move | None:
-        """Opens the app where it is not in front, and goes on in it."""
+        """Opens the app if it is not in front; then returns the next move in it."""
         if observation.did(self.conclusion):
             return None
         return app_opened(observation, self.app) or self.in_app(observation)
 
     @abstractmethod
     def in_app(self, observation: PolicyObservation) -> Move:
-        """The next move in the app."""
+        """Returns the next move in the app."""
 
 
 def is_believed_done(observation: PolicyObservation) -> bool:
-    """Whether the last turn ended in the belief that it had done it."""
+    """Returns True if the last turn ended with a decisive move, whether or not it had its effect."""
     return bool(observation.history) and observation.history[-1].endswith(BELIEF)

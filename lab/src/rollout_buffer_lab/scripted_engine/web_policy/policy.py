@@ -1,4 +1,4 @@
-"""Plays MiniWoB++ from what a model that reads would see of it: the goal, and the elements of the page in words."""
+"""Plays MiniWoB++ from the text that a model would see: the goal, and the elements of the page in words."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LOOKS = ("I look at the page first.", "Let me see what the page shows.", "This 
 
 
 def is_web_task(conversation: Conversation) -> bool:
-    """Whether the conversation describes a page by its elements and asks for something to be done on it."""
+    """Returns True if the conversation describes a page by its elements and asks for something to be done on it."""
     return read_goal(conversation) is not None and read_screen(conversation) is not None
 
 
 def play_page(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    """The reply to the newest look at the page: thinking, one ``mobile_use`` call, conclusion.
+    """Returns the reply to the latest state of the page: thinking, one ``mobile_use`` call, conclusion.
 
-    About ``skill`` of the sessions are played without a mistake; the others touch something else first.
+    About ``skill`` of the sessions are played without a mistake; the others only tap elements at random.
     """
     goal, step = read_goal(conversation) or "", step_number(conversation)
     screen = read_screen(conversation) or Screen(())
     careless = rng.about("web", goal).random() >= skill
-    move = _stray_tap(screen, rng.about("web", goal, step)) if careless else next_move(goal, screen)
+    scripted = _stray_tap(screen, rng.about("web", goal, step)) if careless else next_move(goal, screen)
     randomness = rng.about("words", step)
-    chosen = move or give_up(f'I am a stand-in and know no way to do this: "{goal}".')
+    move = scripted or give_up(f'I am a stand-in and know no way to do this: "{goal}".')
     return (
-        f"<thinking>\n{randomness.choice(_LOOKS)} {chosen.thought}\n</thinking>\n"
-        f"{call_text(chosen, None)}"
-        f"<conclusion>\n{chosen.conclusion}\n</conclusion>"
+        f"<thinking>\n{randomness.choice(_LOOKS)} {move.thought}\n</thinking>\n"
+        f"{call_text(move, None)}"
+        f"<conclusion>\n{move.conclusion}\n</conclusion>"
     )
 
 

@@ -1,4 +1,4 @@
-"""A web page as a prompt describes it: the elements in words, read back."""
+"""Reads a web page from the prompt that describes its elements in words."""
 
 from __future__ import annotations
 
@@ -31,59 +31,59 @@ class Element:
 
     @property
     def value(self) -> str | None:
-        """What stands in a field; None where nothing can."""
+        """The text of a field; None for elements that are no field."""
         value = self.facts.get("value")
         return None if value is None else str(value)
 
     @property
     def checked(self) -> bool | None:
-        """Whether it is ticked; None where it cannot be."""
+        """True if it is ticked; None for elements that cannot be."""
         checked = self.facts.get("checked")
         return None if checked is None else bool(checked)
 
     @property
     def center(self) -> tuple[int, int]:
-        """Where to touch it."""
+        """The point to tap."""
         left, top, right, bottom = self.box
         return (left + right) // 2, (top + bottom) // 2
 
     def has_class(self, name: str) -> bool:
-        """Whether it bears a class of the page's."""
+        """Returns True if the element has the CSS class ``name``."""
         return name in str(self.facts.get("classes", "")).split()
 
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """What can be seen, in the order of the page."""
+    """The elements that the prompt describes, in the order of the page."""
 
     elements: tuple[Element, ...]
 
     def of_kind(self, *kinds: str) -> list[Element]:
-        """Elements of these kinds, in order."""
+        """Returns the elements of these kinds, in order."""
         return [element for element in self.elements if element.kind in kinds]
 
     def saying(self, text: str, *kinds: str) -> Element | None:
-        """Returns the first element with exactly this text, case-insensitive."""
+        """Returns the first element with exactly this text, or if there is none the first with it in another case."""
         wanted = text.strip().casefold()
-        among = self.of_kind(*kinds) if kinds else self.elements
-        exact = [element for element in among if element.text == text]
-        return next(iter(exact), next((element for element in among if element.text.casefold() == wanted), None))
+        candidates = self.of_kind(*kinds) if kinds else self.elements
+        exact = [element for element in candidates if element.text == text]
+        return next(iter(exact), next((element for element in candidates if element.text.casefold() == wanted), None))
 
     def classed(self, name: str) -> list[Element]:
-        """Elements with a class."""
+        """Returns the elements with the CSS class ``name``."""
         return [element for element in self.elements if element.has_class(name)]
 
     @property
     def fields(self) -> list[Element]:
-        """Where text can be entered."""
+        """The elements that text can be entered into."""
         return [e for e in self.elements if e.value is not None and e.kind not in ("input button", "input submit")]
 
 
 def read_screen(conversation: Conversation) -> Screen | None:
-    """The page that the newest user turn describes; None if it describes none."""
+    """Returns the page that the newest user turn describes; None if it describes none."""
     prompt = conversation.user_turns[-1].text if conversation.user_turns else ""
-    _, found, listed = prompt.rpartition(_HEADING)
-    if not found:
+    _, heading, listed = prompt.rpartition(_HEADING)
+    if not heading:
         return None
     lines = (_LINE.match(line) for line in listed.splitlines())
     return Screen(tuple(_element(line["about"], line["box"]) for line in lines if line))
@@ -91,8 +91,6 @@ def read_screen(conversation: Conversation) -> Screen | None:
 
 def _element(about: str, box: str) -> Element:
     facts = {name: json.loads(value) for name, value in _FACT.findall(f" {about}")}
-    left = _FACT.sub("", f" {about}").split()
-    states = {"focused", "disabled"}
-    kind = " ".join(word for word in left if word not in states)
-    left_top_right_bottom = json.loads(box)
-    return Element(kind=kind, facts=facts, focused="focused" in left, box=tuple(left_top_right_bottom))
+    words = _FACT.sub("", f" {about}").split()
+    kind = " ".join(word for word in words if word not in ("focused", "disabled"))
+    return Element(kind=kind, facts=facts, focused="focused" in words, box=tuple(json.loads(box)))

@@ -1,6 +1,6 @@
-"""What to do on MiniWoB++ pages: for each kind of goal a function from the page to the next move.
+"""Scripts for MiniWoB++ pages: for each kind of goal a function from the page to the next move.
 
-Nothing is remembered but what the page shows; a move that has had its effect is not asked for again.
+A script has no memory. Whether a move has had its effect, it reads from the page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BUTTONS: Final = ("button", "input button", "input submit")
 
 
 def next_move(goal: str, screen: Screen) -> Move | None:
-    """Returns the next move of a page's script; None without a script."""
+    """Returns the next move of the script for a goal; None without a script, or if the script finds no move."""
     for pattern, script in _SCRIPTS:
         match = re.search(pattern, goal)
         if match is not None:
@@ -41,8 +41,8 @@ def next_move(goal: str, screen: Screen) -> Move | None:
 def _tap(element: Element | None, name: str = "") -> Move | None:
     if element is None:
         return None
-    called = name or element.text or element.kind
-    return tap(element.center, f'I see "{called}" and tap it.', f'Tapped "{called}".')
+    label = name or element.text or element.kind
+    return tap(element.center, f'I see "{label}" and tap it.', f'Tapped "{label}".')
 
 
 def _submit(screen: Screen, *names: str) -> Move | None:
@@ -52,7 +52,7 @@ def _submit(screen: Screen, *names: str) -> Move | None:
 
 
 def _filled(field: Element, text: str) -> Move | None:
-    """Taps the field, then enters the text; None once it stands there."""
+    """Taps the field, then enters the text; None once the field has it."""
     if field.value == text:
         return None
     if not field.focused:
@@ -69,7 +69,7 @@ def _filled_all(screen: Screen, texts: list[str], *submit: str) -> Move | None:
 
 
 def _ticked(screen: Screen, wanted: set[str]) -> Move | None:
-    """Ticks the boxes whose labels are wanted; a box belongs to the label on its line."""
+    """Ticks the boxes with the wanted labels one by one, then submits; a box's label is the one on its line."""
     for box in screen.of_kind("input checkbox", "input radio"):
         beside = (label for label in screen.of_kind("label") if label.box[1] - 40 <= box.center[1] <= label.box[3] + 10)
         label = next(beside, None)
@@ -104,7 +104,7 @@ def _button_sequence(screen: Screen, _match: Match[str]) -> Move | None:
     return _tap(two if one is not None and one.focused else one)
 
 
-def _boxes(screen: Screen, match: Match[str]) -> Move | None:
+def _select(screen: Screen, match: Match[str]) -> Move | None:
     if match[1] == "nothing":
         return _submit(screen)
     options = next(iter(screen.of_kind("select")), None)
@@ -130,7 +130,7 @@ def _quoted_text(screen: Screen, match: Match[str]) -> Move | None:
     return _filled_all(screen, [match[1]])
 
 
-def _shouted(screen: Screen, match: Match[str]) -> Move | None:
+def _in_case(screen: Screen, match: Match[str]) -> Move | None:
     return _filled_all(screen, [match[1].upper() if match[2] == "upper" else match[1].lower()])
 
 
@@ -162,7 +162,7 @@ def _focus(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _link(screen: Screen, match: Match[str]) -> Move | None:
-    """Taps the link if it can be seen, else opens what has not been open yet: tabs and sections, one after another."""
+    """Taps the link if it is visible; otherwise opens the tab or section after the open one."""
     links = [e for e in screen.classed("alink") if e.text == match[1]]
     if links:
         return _tap(links[0])
@@ -233,7 +233,7 @@ def _arithmetic(screen: Screen, _match: Match[str]) -> Move | None:
     return _filled_all(screen, [str({"+": left + right, "-": left - right, "x": left * right}[parts[2]])])
 
 
-def _blocks(screen: Screen, _match: Match[str]) -> Move | None:
+def _block_count(screen: Screen, _match: Match[str]) -> Move | None:
     return _filled_all(screen, [str(len(screen.classed("addition-block")))])
 
 
@@ -283,24 +283,24 @@ def _autocomplete(screen: Screen, match: Match[str]) -> Move | None:
     field = next(iter(screen.fields), None)
     if field is None:
         return None
-    ends = match[2] if match.lastindex and match.lastindex > 1 else None
+    ending = match[2] if match.lastindex and match.lastindex > 1 else ""
     offered = [e for e in screen.of_kind("menuitem", "div", "li", "a") if e.text.startswith(match[1])]
-    fitting = [e for e in offered if not ends or e.text.endswith(ends)]
+    fitting = [e for e in offered if e.text.endswith(ending)]
     if (field.value or "").startswith(match[1]) and field.value != match[1]:
         return _submit(screen)
     return _tap(fitting[0]) if fitting else _filled(field, match[1])
 
 
 def _odd_or_even(screen: Screen, _match: Match[str]) -> Move | None:
-    """Marks line by line from above: selections are not visible in elements, so lines are selected in order."""
+    """Marks line by line from above. The elements do not show marks, so the focused button shows the last line."""
     focused = next((e for e in screen.of_kind("button") if e.focused), None)
-    done_to = focused.box[3] if focused is not None else 0
-    number = next((e for e in screen.classed("display-number") if e.center[1] > done_to), None)
+    marked_to = focused.box[3] if focused is not None else 0
+    number = next((e for e in screen.classed("display-number") if e.center[1] > marked_to), None)
     if number is None:
         return _submit(screen)
     side = "Odd" if int(number.text) % 2 else "Even"
-    near = [e for e in screen.of_kind("button") if e.text == side]
-    return _tap(min(near, key=lambda e: abs(e.center[1] - number.center[1])))
+    buttons = [e for e in screen.of_kind("button") if e.text == side]
+    return _tap(min(buttons, key=lambda e: abs(e.center[1] - number.center[1])))
 
 
 _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
@@ -315,9 +315,9 @@ _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
     (r"^Click on the (\w+) colored box", _coloured),
     (r'^Click on a "(\w+)" widget', _widget),
     (r"^Click on the grid coordinate (\(-?\d,-?\d\))", _grid_point),
-    (r"^Select (.+) from the list and click Submit", _boxes),
-    (r"^Select (.+) and click Submit", _boxes),
-    (r'^Type "(.+)" in all (upper|lower) case letters', _shouted),
+    (r"^Select (.+) from the list and click Submit", _select),
+    (r"^Select (.+) and click Submit", _select),
+    (r'^Type "(.+)" in all (upper|lower) case letters', _in_case),
     (r'^Enter the password "(.+)" into both', _password_twice),
     (r'^Enter the username "(.+)" and the password "(.+)" into', _login),
     (r"^Enter (\d\d/\d\d/\d{4}) as the date", _date),
@@ -329,7 +329,7 @@ _SCRIPTS: Final[tuple[tuple[str, Script], ...]] = (
     (r"button that best describes the figure", _shape_name),
     (r"^Solve for x", _algebra),
     (r"^Solve the math problem", _arithmetic),
-    (r"^Type the total number of blocks", _blocks),
+    (r"^Type the total number of blocks", _block_count),
     (r"^Find the (\d+)\w\w word in the paragraph", _word),
     (r"^Find the last word in the text area", _last_word),
     (r"^Type the text below into the text field", _letters),

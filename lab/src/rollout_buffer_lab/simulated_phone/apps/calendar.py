@@ -1,4 +1,4 @@
-"""Simple Calendar Pro: events day by day, one event, a new one."""
+"""Simple Calendar Pro: the agenda day by day, one event, and the form of a new event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CalendarApp(App):
     """Appointments."""
 
     def first_page(self) -> Page:
-        """All events, from the earliest on."""
+        """Returns the agenda: all events, from the earliest on."""
         return _Agenda(self)
 
 
@@ -60,7 +60,7 @@ class _Event(Page):
 
 
 class _Form(Page):
-    """A new event. The day is typed as 2023-10-15, times as 15:00."""
+    """The form of a new event. The day is typed as 2023-10-15, times as 15:00."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app)

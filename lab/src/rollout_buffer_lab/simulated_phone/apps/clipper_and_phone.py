@@ -17,7 +17,7 @@ class ClipperApp(App):
     """Puts text on the clipboard and shows what is there."""
 
     def first_page(self) -> Page:
-        """Its only page."""
+        """Returns its only page."""
         return _Clipper(self)
 
 
@@ -37,7 +37,7 @@ class PhoneApp(App):
     """The dialer. A call is only recorded in its preferences."""
 
     def first_page(self) -> Page:
-        """The keys."""
+        """Returns the keypad."""
         return _Dialer(self)
 
 

@@ -1,4 +1,4 @@
-"""Clock: tabs for alarms, the time, a timer and a stopwatch. Running timers are stored in the app's preferences."""
+"""Clock: tabs for alarms, the time, a timer and a stopwatch. Their state is stored in the app's preferences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEY_ROWS = (("1", "2", "3"), ("4", "5", "6"), ("7", "8", "9"), ("00", "0", "Del
 
 
 def timer_digits(preferences: MutableMapping[str, str]) -> str:
-    """The six digits hhmmss that stand in the timer."""
+    """Returns the six digits hhmmss of the timer."""
     return preferences.get("timer_digits", "").rjust(6, "0")
 
 
@@ -25,7 +25,7 @@ class ClockApp(App):
     """Alarm, clock, timer, stopwatch."""
 
     def first_page(self) -> Page:
-        """The tab that was last shown; the clock at first."""
+        """Returns the page of tabs, with the tab that was last shown, or the clock."""
         return _Tabs(self)
 
 
@@ -38,7 +38,7 @@ class _Tabs(Page):
 
     @property
     def is_moving(self) -> bool:
-        """While the stopwatch or the timer on the screen runs."""
+        """True while the stopwatch or the timer on the screen runs."""
         running = {"Timer": self.app.preferences.get("timer_running") == "1"}
         running["Stopwatch"] = _Stopwatch(self.app).state == STOPWATCH_RUNNING
         return running.get(self.app.preferences.get("tab", ""), False)

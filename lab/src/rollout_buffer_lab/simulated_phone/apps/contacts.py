@@ -22,7 +22,7 @@ class ContactsApp(App):
     """The address book."""
 
     def first_page(self) -> Page:
-        """All contacts."""
+        """Returns the list of all contacts."""
         return _List(self)
 
     def new_contact(self, name: str, number: str) -> None:
@@ -71,8 +71,8 @@ class _Form(Page):
         super().__init__(app)
         self._label = "Mobile"
         for key, _ in _FORM_FIELDS:
-            self.fields[key] = TextField(on_change=lambda text: self._keep_draft())
-        self._keep_draft()
+            self.fields[key] = TextField(on_change=lambda text: self._store_draft())
+        self._store_draft()
 
     def build(self, screen: ScreenBuilder) -> None:
         screen.title_bar("Create contact", on_back=self.back, buttons=[("Save", self._save)])
@@ -81,7 +81,7 @@ class _Form(Page):
         screen.row("Phone label", secondary=self._label, on_tap=self._choose_label)
 
     def leave(self) -> None:
-        """Drops the draft with the form, not when the app goes to the background."""
+        """Deletes the draft if the form was closed, but not if the app goes to the background."""
         super().leave()
         if self not in self.app.pages:
             for key in [key for key in self.app.preferences if key.startswith("draft_")]:
@@ -93,9 +93,9 @@ class _Form(Page):
 
     def _set_label(self, label: str) -> None:
         self._label = label
-        self._keep_draft()
+        self._store_draft()
 
-    def _keep_draft(self) -> None:
+    def _store_draft(self) -> None:
         draft = {f"draft_{key}": self.fields[key].text for key, _ in _FORM_FIELDS if key in self.fields}
         self.app.preferences.update(draft, draft_label=self._label)
 

@@ -1,4 +1,4 @@
-"""Folders and files, as Markor and Files browse them: long press picks, taps pick more, icons act on the picks."""
+"""Folders and files in Markor and Files: a long press selects, taps select more, icons act on the selection."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rollout_buffer_lab.simulated_phone.layout import BarIcon, ScreenBuilder
 
 
 class FolderPage(Page):
-    """A folder. ``open_file`` handles a tap on a file."""
+    """One folder. A subclass says what a tap on a file does, in ``open_file``."""
 
     def __init__(self, app: App, folder: str, root: str, root_title: str) -> None:
         super().__init__(app)
         self.folder = folder
         self._root = root
         self._root_title = root_title
-        self._picked: set[str] = set()
+        self._selected: set[str] = set()
 
     @property
     def title(self) -> str:
-        """The folder's name; the root has a title of its own."""
+        """The folder's name; for the root folder ``root_title``."""
         return self._root_title if self.folder == self._root else posixpath.basename(self.folder)
 
     def open_file(self, path: str) -> None:
-        """What a tap on a file does."""
+        """Handles a tap on a file."""
 
     def build(self, screen: ScreenBuilder) -> None:
-        """The bar of the folder or of what is picked, then folders, then files."""
-        self._picked = {path for path in self._picked if self.state.files.exists(path)}
-        if self._picked:
-            self._picking_bar(screen)
+        """Adds the title bar, for the folder or for the selection, then folders, then files."""
+        self._selected = {path for path in self._selected if self.state.files.exists(path)}
+        if self._selected:
+            self._selection_bar(screen)
         else:
             screen.title_bar(self.title, on_back=None if self.folder == self._root else self.back)
         paths = self._paths()
@@ -44,15 +44,15 @@ class FolderPage(Page):
                 icon="folder" if self.state.files.is_folder(path) else "file",
                 on_tap=partial(self._tapped, path),
                 on_long_press=partial(self._toggle, path),
-                selected=path in self._picked,
+                selected=path in self._selected,
             )
         if not paths:
             screen.section("Empty folder")
 
     def back(self) -> None:
-        """Drops the picks first."""
-        if self._picked:
-            self._picked.clear()
+        """Clears the selection if there is one, else leaves the folder."""
+        if self._selected:
+            self._selected.clear()
         else:
             self.app.pop()
 
@@ -61,18 +61,18 @@ class FolderPage(Page):
         paths = [posixpath.join(self.folder, name) for name in files.names(self.folder)]
         return sorted(paths, key=lambda path: (not files.is_folder(path), path.lower()))
 
-    def _picking_bar(self, screen: ScreenBuilder) -> None:
+    def _selection_bar(self, screen: ScreenBuilder) -> None:
         icons = [
-            BarIcon(icon="select_all", on_tap=self._pick_all),
+            BarIcon(icon="select_all", on_tap=self._select_all),
             BarIcon(icon="move", on_tap=self._open_move),
             BarIcon(icon="delete", on_tap=self._ask_delete),
         ]
-        if len(self._picked) == 1:
+        if len(self._selected) == 1:
             icons.insert(1, BarIcon(icon="rename", on_tap=self._ask_name))
-        screen.title_bar(f"{len(self._picked)} selected", on_back=self.back, icons=icons)
+        screen.title_bar(f"{len(self._selected)} selected", on_back=self.back, icons=icons)
 
     def _tapped(self, path: str) -> None:
-        if self._picked:
+        if self._selected:
             self._toggle(path)
         elif self.state.files.is_folder(path):
             self.app.push(self.in_folder(path))
@@ -80,39 +80,39 @@ class FolderPage(Page):
             self.open_file(path)
 
     def in_folder(self, folder: str) -> FolderPage:
-        """The page of a folder below this one."""
+        """Returns the page of a folder below this one."""
         return type(self)(self.app, folder, self._root, self._root_title)
 
     def _toggle(self, path: str) -> None:
-        self._picked ^= {path}
+        self._selected ^= {path}
 
-    def _pick_all(self) -> None:
-        self._picked = set(self._paths())
+    def _select_all(self) -> None:
+        self._selected = set(self._paths())
 
     def _ask_delete(self) -> None:
-        names = ", ".join(sorted(posixpath.basename(path) for path in self._picked))
+        names = ", ".join(sorted(posixpath.basename(path) for path in self._selected))
         self.app.push(ConfirmDialog(self.app, "Delete", f"Delete {names}?", "Delete", self._delete))
 
     def _delete(self) -> None:
-        for path in self._picked:
+        for path in self._selected:
             self.state.files.remove(path)
-        self._picked.clear()
+        self._selected.clear()
 
     def _ask_name(self) -> None:
-        path = next(iter(self._picked))
+        path = next(iter(self._selected))
         self.app.push(NameDialog(self.app, "Rename", posixpath.basename(path), partial(self._rename, path)))
 
     def _rename(self, path: str, name: str) -> None:
         move_quietly(self.app, path, posixpath.join(posixpath.dirname(path), name))
-        self._picked.clear()
+        self._selected.clear()
 
     def _open_move(self) -> None:
-        self.app.push(_MoveTarget(self.app, self._root, self._root, self._root_title, tuple(self._picked)))
-        self._picked = set()
+        self.app.push(_MoveTarget(self.app, self._root, self._root, self._root_title, tuple(self._selected)))
+        self._selected = set()
 
 
 class _MoveTarget(Page):
-    """Where the picked things are to go."""
+    """Asks for the folder that the selected files move to."""
 
     def __init__(self, app: App, folder: str, root: str, root_title: str, paths: tuple[str, ...]) -> None:
         super().__init__(app)
@@ -136,7 +136,7 @@ class _MoveTarget(Page):
 
 
 class NameDialog(Page):
-    """Asks for a name; nothing happens while it is none that a file can have."""
+    """Asks for a name; its button does nothing while the name is not valid for a file."""
 
     def __init__(self, app: App, title: str, name: str, on_name: partial[None], button: str = "OK") -> None:
         super().__init__(app)
@@ -158,7 +158,7 @@ class NameDialog(Page):
 
 
 def move_quietly(app: App, source: str, target: str) -> None:
-    """Moves if that is possible: what a file manager does that shows no error."""
+    """Moves a file if that is possible, and shows no error if not."""
     try:
         app.state.files.move(source, target)
     except FileError:

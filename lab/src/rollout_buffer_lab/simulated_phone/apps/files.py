@@ -16,7 +16,7 @@ class FilesApp(App):
     """The file manager."""
 
     def first_page(self) -> Page:
-        """The storage's folders."""
+        """Returns the root folder of the storage."""
         return _Storage(self, STORAGE, STORAGE, "Files")
 
 
@@ -26,7 +26,7 @@ class _Storage(FolderPage):
 
 
 class _Viewer(Page):
-    """A file, read only: its text, or its size when it is none."""
+    """Shows a file: its text, or its size if it is no text."""
 
     def __init__(self, app: App, path: str) -> None:
         super().__init__(app)

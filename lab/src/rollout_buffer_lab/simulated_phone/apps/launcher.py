@@ -23,7 +23,7 @@ LAUNCHER = InstalledApp(
 _COLUMNS, _CELL_WIDTH, _CELL_HEIGHT, _TILE = 3, 360, 400, 168
 _FIRST_ROW = 240
 _SWIPE_UP = 200
-_ARRANGED = "home"
+_ARRANGED = "home"  # the preference with the labels of an arranged home screen
 
 
 def arrange_home(state: DeviceState, labels: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ class LauncherApp(App):
         self.launch = launch
 
     def first_page(self) -> Page:
-        """The home screen."""
+        """Returns the home screen."""
         return _Home(self)
 
 
@@ -54,10 +54,10 @@ class _Home(Page):
                 screen.place(widget)
 
     def back(self) -> None:
-        """There is nothing behind the home screen."""
+        """Does nothing: there is no page behind the home screen."""
 
     def swiped(self, dx: int, dy: int) -> bool:
-        """A swipe upward shows all apps."""
+        """Shows all apps after a swipe upward; the home screen itself does not scroll."""
         if dy < -_SWIPE_UP:
             self.app.push(_AllApps(self.app))
         return True
@@ -73,7 +73,7 @@ class _AllApps(Page):
 
 
 def _on_home(preferences: Mapping[str, str]) -> Sequence[InstalledApp]:
-    """Apps on the home screen, by cell: all of them, unless a test arranged them."""
+    """Returns the apps on the home screen, by cell: all apps, unless ``arrange_home`` chose some."""
     if _ARRANGED not in preferences:
         return INSTALLED_APPS
     by_label = {app.label: app for app in INSTALLED_APPS}
@@ -81,9 +81,9 @@ def _on_home(preferences: Mapping[str, str]) -> Sequence[InstalledApp]:
 
 
 def _app_widgets(cell_number: int, app: InstalledApp, launch: Callable[[], None]) -> list[Widget]:
-    """The picture on its tile, with the name in one or two lines below it; all of the cell reacts.
+    """Returns the icon on its tile, with the name in one or two lines below it; the whole cell reacts to taps.
 
-    An app's tile has its colour wherever it stands.
+    The tile's colour depends on the app, not on the cell.
     """
     left = cell_number % _COLUMNS * _CELL_WIDTH
     top = _FIRST_ROW + cell_number // _COLUMNS * _CELL_HEIGHT

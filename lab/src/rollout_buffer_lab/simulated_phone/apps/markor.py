@@ -16,7 +16,7 @@ class MarkorApp(App):
     """Notes."""
 
     def first_page(self) -> Page:
-        """The notes' folder."""
+        """Returns the folder of notes."""
         return _Notes(self, MARKOR_FOLDER, MARKOR_FOLDER, "Markor")
 
 
@@ -33,7 +33,7 @@ class _Notes(FolderPage):
 
 
 class _NewDialog(Page):
-    """Name and kind of what is to be made. A note without an extension becomes a ``.md``."""
+    """Asks for the name of a new note or folder. A note without an extension becomes a ``.md`` file."""
 
     def __init__(self, app: App, folder: str) -> None:
         super().__init__(app)
@@ -65,7 +65,7 @@ class _NewDialog(Page):
 
 
 class _Editor(Page):
-    """One note. It is saved by the button, by leaving it, and when the app goes to the background."""
+    """Edits one note, and saves it by its button, when it is left, and when the app goes to the background."""
 
     def __init__(self, app: App, path: str, *, focused: bool = False) -> None:
         super().__init__(app)
@@ -75,16 +75,16 @@ class _Editor(Page):
         self.focused = "note" if focused else None
 
     def build(self, screen: ScreenBuilder) -> None:
-        icons = [BarIcon(icon="select_all", on_tap=self._mark_all)]
+        icons = [BarIcon(icon="select_all", on_tap=self._select_all)]
         screen.title_bar(posixpath.basename(self._path), on_back=self.back, icons=icons, buttons=[("Save", self._save)])
         screen.field("note", "Note", fill_page=True)
 
     def leave(self) -> None:
-        """Saves."""
+        """Saves the note."""
         super().leave()
         self._save()
 
-    def _mark_all(self) -> None:
+    def _select_all(self) -> None:
         self.focus("note")
         field = self.field_named("note")
         field.selected = bool(field.text)

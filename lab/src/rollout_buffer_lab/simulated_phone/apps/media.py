@@ -1,4 +1,4 @@
-"""Camera and Audio Recorder: they put real files where Android's apps put them."""
+"""Camera and Audio Recorder, which write files to the folders of Android's apps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from rollout_buffer_lab.simulated_phone.widgets import Align, Widget, WidgetKind
 
 _HORIZON, _GROUND_END = 1300, 1920
 _MPEG4_HEADER = b"\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom"
-"""Enough for a file to be recognised as MPEG-4; the phone has no encoder, so no frames follow."""
+"""The whole content of a video or a sound record: the header by which a file is recognised as MPEG-4."""
+_MODES = ("Photo", "Video")
 
 
 class CameraApp(App):
     """Photos, into Pictures, and videos, into Movies."""
 
     def first_page(self) -> Page:
-        """The viewfinder."""
+        """Returns the viewfinder."""
         return _Viewfinder(self)
 
 
@@ -53,7 +54,7 @@ class _Viewfinder(Page):
         screen.icon_row([self._trigger()])
 
     def leave(self) -> None:
-        """A video ends when the camera goes away."""
+        """Ends a video that is being recorded."""
         super().leave()
         self._stop()
 
@@ -80,14 +81,11 @@ class _Viewfinder(Page):
             self._recording_since = None
 
 
-_MODES = ("Photo", "Video")
-
-
 class AudioRecorderApp(App):
     """Sound records, as .m4a files."""
 
     def first_page(self) -> Page:
-        """The recorder with what was recorded."""
+        """Returns the recorder, with the list of records."""
         return _Recorder(self)
 
 
@@ -140,7 +138,7 @@ def _free_path(state: DeviceState, folder: str, stem: str, extension: str) -> st
 
 @cache
 def _photo() -> bytes:
-    """What the viewfinder shows, as a small JPEG."""
+    """Returns what the viewfinder shows, as a small JPEG."""
     image = Image.new("RGB", (96, 160), Surface.VIEWFINDER_SKY.rgb)
     pen = ImageDraw.Draw(image)
     pen.rectangle((0, 105, 95, 159), fill=Surface.VIEWFINDER_GROUND.rgb)

@@ -1,4 +1,4 @@
-"""Simple SMS Messenger: conversations, one conversation, a new one."""
+"""Simple SMS Messenger: the list of conversations, one conversation, and the form of a new one."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class MessagesApp(App):
     """Text messages."""
 
     def first_page(self) -> Page:
-        """All conversations."""
+        """Returns the list of conversations."""
         return _Conversations(self)
 
     def compose(self, number: str, body: str) -> None:
-        """Shows the conversation with a number, with a draft in it: what another app's intent asks for."""
+        """Shows the conversation with a number, with a draft in it, for another app's intent."""
         self.push(_Thread(self, number, draft=body))
 
 
@@ -94,7 +94,7 @@ class _NewConversation(Page):
                 screen.row(contact.name, secondary=contact.number, on_tap=partial(self._pick, contact.number))
 
     def enter(self) -> None:
-        """Enter in the number goes on to the message."""
+        """Moves the focus from the number to the message; from the message it takes the focus away."""
         self.focused = "message" if self.focused == "number" else None
 
     def _pick(self, number: str) -> None:

@@ -1,4 +1,4 @@
-"""What every app is made of: pages on a stack, each with its fields and its scroll position."""
+"""Base classes of apps: an app is a stack of pages, each with its fields and its scroll position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_buffer_lab.simulated_phone.widgets import Handler
 
 
 class App(ABC):
-    """One app while it lives: a stack of pages over the device's state. Without pages it is closed."""
+    """One running app: a stack of pages over the device's state. Without pages it is closed."""
 
     def __init__(self, info: InstalledApp, state: DeviceState) -> None:
         self.info = info
@@ -24,7 +24,7 @@ class App(ABC):
 
     @property
     def preferences(self) -> dict[str, str]:
-        """The app's own facts on the device."""
+        """The app's shared preferences on the device."""
         return self.state.preferences_of(self.info.package)
 
     @property
@@ -34,10 +34,10 @@ class App(ABC):
 
     @abstractmethod
     def first_page(self) -> Page:
-        """What the app shows when it is started."""
+        """Returns the page that the app shows when it is started."""
 
     def start(self) -> None:
-        """Comes to the front: where it was left, or on its first page."""
+        """Comes to the front with the pages as they were left, or with the first page."""
         if not self.pages:
             self.pages.append(self.first_page())
 
@@ -57,7 +57,7 @@ class App(ABC):
 
 
 class Page(ABC):
-    """One page. ``focused`` is the key of the field that is typed into; the keyboard shows while there is one."""
+    """One page. ``focused`` is the key of the field with the focus, None without one, which hides the keyboard."""
 
     def __init__(self, app: App) -> None:
         self.app = app
@@ -72,23 +72,23 @@ class Page(ABC):
 
     @property
     def is_moving(self) -> bool:
-        """Whether the page changes without being touched, as a running stopwatch does."""
+        """True if the page changes without being touched, as a running stopwatch does."""
         return False
 
     def enter(self) -> None:
-        """What the Enter key does outside of multi-line fields."""
+        """Handles the Enter key in a field that is not ``multi_line``."""
         self.focused = None
 
     def back(self) -> None:
-        """What the Back button does."""
+        """Handles the Back button."""
         self.app.pop()
 
     def swiped(self, dx: int, dy: int) -> bool:
-        """What a swipe does before it scrolls; True when that was all."""
+        """Handles a swipe; returns False if the page shall scroll."""
         return False
 
     def leave(self) -> None:
-        """Called when the page is closed, or the app goes to the background."""
+        """Takes the focus away. Called when the page is closed, or when its app goes to the background."""
         self.focused = None
 
     def show(self, make_page: Callable[..., Page], *arguments: Any) -> None:
@@ -96,17 +96,17 @@ class Page(ABC):
         self.app.push(make_page(self.app, *arguments))
 
     def field_named(self, key: str) -> TextField:
-        """The field's text; an empty one at its first mention."""
+        """Returns the field with this key; a new, empty one at the first call."""
         return self.fields.setdefault(key, TextField())
 
     def focus(self, key: str) -> None:
-        """Gives the field the focus; a marked value is no longer marked."""
+        """Gives the field the focus; selected text is no longer selected."""
         self.focused = key
         for field in self.fields.values():
             field.selected = False
 
     def open_field_menu(self, key: str) -> None:
-        """Shows what can be done with the field's text."""
+        """Opens the menu of actions on the field's text."""
         self.focus(key)
         field = self.field_named(key)
         self.app.pages.append(
@@ -133,7 +133,7 @@ class Page(ABC):
 
 
 class MenuDialog(Page):
-    """A list of things to choose from; choosing closes it first."""
+    """A list of choices. A tap on a choice closes the dialog, then calls its handler."""
 
     def __init__(self, app: App, title: str, choices: Sequence[tuple[str, Handler]]) -> None:
         super().__init__(app)
@@ -141,7 +141,7 @@ class MenuDialog(Page):
         self._choices = tuple(choices)
 
     def build(self, screen: ScreenBuilder) -> None:
-        """Title, then a row for each choice."""
+        """Adds the title, then a row for each choice."""
         screen.dialog(self._title)
         for text, handler in self._choices:
             screen.row(text, on_tap=partial(self._choose, handler))
@@ -160,7 +160,7 @@ class ConfirmDialog(Page):
         self._on_confirm = on_confirm
 
     def build(self, screen: ScreenBuilder) -> None:
-        """Title, question, two buttons."""
+        """Adds the title, the question and two buttons."""
         screen.dialog(self._title)
         screen.paragraph(self._question[:400])
         screen.button_row([("Cancel", self.back), (self._button, self._confirm)])

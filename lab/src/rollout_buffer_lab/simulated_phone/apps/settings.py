@@ -1,4 +1,4 @@
-"""Settings: a list of chapters; switches and sliders that write the settings tables."""
+"""Settings: a list of chapters, whose switches and sliders write the settings tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_A
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
 
 _BRIGHTNESS_RANGE = (1, 255)
-_SNAP = 0.03  # a finger this near to an end of the track means the end
+_SNAP = 0.03  # share of the track at each end that counts as the end
 _VOLUMES = (
     ("Media volume", "volume_music", 15),
     ("Ring volume", "volume_ring", 7),
@@ -21,7 +21,7 @@ class SettingsApp(App):
     """The system's settings."""
 
     def first_page(self) -> Page:
-        """The list of chapters."""
+        """Returns the list of chapters."""
         return _Root(self)
 
 
@@ -42,7 +42,7 @@ class _Chapter(Page):
         self.entries(screen)
 
     def entries(self, screen: ScreenBuilder) -> None:
-        """What the chapter holds."""
+        """Adds the entries of the chapter."""
 
     def _switch(
         self, screen: ScreenBuilder, text: str, namespace: str, key: str, on: str = "1", off: str = "0"
@@ -90,9 +90,9 @@ class _Display(_Chapter):
         self._switch(screen, "Adaptive brightness", "system", "screen_brightness_mode")
         self._switch(screen, "Dark theme", "secure", "ui_night_mode", on="2", off="1")
 
-    def _set_brightness(self, place: float) -> None:
+    def _set_brightness(self, position: float) -> None:
         low, high = _BRIGHTNESS_RANGE
-        self.state.settings.put("system", "screen_brightness", str(round(low + (high - low) * _snapped(place))))
+        self.state.settings.put("system", "screen_brightness", str(round(low + (high - low) * _snapped(position))))
 
 
 class _Sound(_Chapter):
@@ -103,8 +103,8 @@ class _Sound(_Chapter):
             value = self.state.settings.number("system", key) / highest
             screen.slider_row(text, value, partial(self._set, key, highest))
 
-    def _set(self, key: str, highest: int, place: float) -> None:
-        self.state.settings.put("system", key, str(round(highest * _snapped(place))))
+    def _set(self, key: str, highest: int, position: float) -> None:
+        self.state.settings.put("system", key, str(round(highest * _snapped(position))))
 
 
 class _About(_Chapter):
@@ -145,7 +145,7 @@ _CHAPTERS = (
 )
 
 
-def _snapped(place: float) -> float:
-    if place < _SNAP:
+def _snapped(position: float) -> float:
+    if position < _SNAP:
         return 0.0
-    return 1.0 if place > 1 - _SNAP else place
+    return 1.0 if position > 1 - _SNAP else position

@@ -1,4 +1,4 @@
-"""What the calendar app does with its database."""
+"""The calendar app's events in its database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalendarEvent:
-    """One event; times are UTC, as the device's zone."""
+    """One event; its times are in the device's zone, UTC. ``event_id`` is 0 until it is stored."""
 
     title: str
     start: datetime
@@ -21,7 +21,7 @@ class CalendarEvent:
 
 
 def events(state: DeviceState) -> list[CalendarEvent]:
-    """All events, earliest first."""
+    """Returns all events, earliest first."""
     rows = state.calendar_db.query("SELECT * FROM events ORDER BY start_ts, id")
     return [
         CalendarEvent(

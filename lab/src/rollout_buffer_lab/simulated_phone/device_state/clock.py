@@ -1,4 +1,4 @@
-"""The device's time: it starts at a fixed instant and moves only when something is done on the device."""
+"""The device's clock, which starts at a fixed time and advances only with actions on the device."""
 
 from __future__ import annotations
 

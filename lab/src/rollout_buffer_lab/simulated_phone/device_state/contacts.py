@@ -1,4 +1,4 @@
-"""What the contacts provider does with its database."""
+"""Contacts in the database of the contacts provider."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 
 PHONE_LABELS = {"Mobile": 2, "Home": 1, "Work": 3, "Other": 7}
-"""Label to Android's number for it (``ContactsContract.CommonDataKinds.Phone.TYPE_*``)."""
+"""Android's number for each label (``ContactsContract.CommonDataKinds.Phone.TYPE_*``)."""
 
-_PHONE, _NAME = 5, 7  # rows of the table mimetypes
+_PHONE, _NAME = 5, 7  # ids in the table mimetypes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contact:
-    """One contact; ``number`` is empty when it has none."""
+    """One contact; ``number`` is empty if it has none."""
 
     contact_id: int
     name: str
@@ -23,7 +23,7 @@ class Contact:
 
 
 def contacts(state: DeviceState) -> list[Contact]:
-    """All contacts by name."""
+    """Returns all contacts by name."""
     rows = state.contacts_db.query(
         """
         SELECT raw_contacts._id AS contact_id, display_name, data1, data2
@@ -61,7 +61,7 @@ def add_contact(state: DeviceState, first: str, last: str, number: str, label: s
 
 
 def delete_contact(state: DeviceState, contact_id: int) -> None:
-    """Removes a contact and what belongs to it."""
+    """Deletes a contact and its data rows."""
     state.contacts_db.execute("DELETE FROM data WHERE raw_contact_id = ?", contact_id)
     state.contacts_db.execute("DELETE FROM raw_contacts WHERE _id = ?", contact_id)
 
@@ -75,7 +75,7 @@ def name_of_number(state: DeviceState, number: str) -> str:
 
 
 def same_number(first: str, second: str) -> bool:
-    """True when both are the same number, whatever blanks and dashes stand in them."""
+    """Returns True if both are the same number, whatever blanks and dashes they contain."""
     return _digits(first) == _digits(second)
 
 

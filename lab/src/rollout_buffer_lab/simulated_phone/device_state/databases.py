@@ -1,6 +1,6 @@
-"""The sqlite files of the device's providers and apps: real sqlite, in memory, under the paths Android uses.
+"""The databases of the device's providers and apps: SQLite in memory, under the paths of Android's files.
 
-Each can be pulled and pushed as the bytes of a database file. Tables hold the columns that Android and AndroidWorld
+Each can be pulled and pushed as the bytes of a database file. Tables have the columns that Android and AndroidWorld
 read; unused columns are left out.
 """
 
@@ -93,7 +93,7 @@ SCHEMAS: Mapping[str, str] = {CONTACTS_DB: _CONTACTS_SCHEMA, SMS_DB: _SMS_SCHEMA
 
 
 class Database:
-    """One sqlite file of the device, fresh from its schema; ``schema`` is needed for a path not in ``SCHEMAS``."""
+    """One database file of the device, at first empty; ``schema`` is needed for a path that is not in ``SCHEMAS``."""
 
     def __init__(self, path: str, schema: str | None = None) -> None:
         self.path = path
@@ -103,11 +103,11 @@ class Database:
         self._closer = weakref.finalize(self, self._connection.close)
 
     def wipe(self) -> None:
-        """Makes it as fresh as it was at first."""
+        """Empties the database."""
         self.write(self._fresh)
 
     def read(self) -> bytes:
-        """The bytes of the database file."""
+        """Returns the bytes of the database file."""
         return self._connection.serialize()
 
     def write(self, data: bytes) -> None:
@@ -126,11 +126,11 @@ class Database:
         self._connection, self._closer = replacement, weakref.finalize(self, replacement.close)
 
     def query(self, sql: str, *values: Any) -> list[dict[str, Any]]:
-        """Rows as dicts by column name."""
+        """Returns rows as dicts by column name."""
         return [dict(row) for row in self._connection.execute(sql, values)]
 
     def execute(self, sql: str, *values: Any) -> int:
-        """Changes the database; returns the id of an inserted row."""
+        """Runs a statement that changes the database; returns the id of an inserted row."""
         cursor = self._connection.execute(sql, values)
         self._connection.commit()
         return cursor.lastrowid or 0
@@ -139,7 +139,7 @@ class Database:
         """Runs statements one after the other and returns all their rows.
 
         Raises:
-            sqlite3.Error: one of them cannot be run; those before it were.
+            sqlite3.Error: a statement cannot be run; those before it were run.
         """
         rows: list[tuple[Any, ...]] = []
         statement = ""
@@ -154,7 +154,7 @@ class Database:
         return rows
 
     def close(self) -> None:
-        """Frees it."""
+        """Closes the database."""
         self._closer()
 
 

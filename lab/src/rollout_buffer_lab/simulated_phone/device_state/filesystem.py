@@ -1,7 +1,7 @@
-"""The device's files, in memory: absolute paths, folders, modification times; databases are mounted among them.
+"""The device's files in memory: folders, files with modification times, and mounted databases.
 
-A database that is removed is only taken away from its path, as an app keeps the file that it has open; a file written
-to the same path becomes the app's database again.
+Removing a database only unmounts it, because an app keeps the file that it has open. A file that is written to the same
+path later replaces the content of the app's database.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _LINKS = ("/sdcard", "/data/media/0")  # other names of /storage/emulated/0
 
 
 class FileError(OSError):
-    """What a shell on the device would answer: no such file, file exists, not a directory."""
+    """An operation fails as it would in a shell on the device: no such file, file exists, is a directory."""
 
 
 class ByteStore(Protocol):
     """A file whose bytes are stored elsewhere: a database."""
 
     def read(self) -> bytes:
-        """The file as it would be pulled."""
+        """Returns the file as it would be pulled."""
         ...
 
     def write(self, data: bytes) -> None:
-        """The file as it was pushed."""
+        """Replaces the file by the bytes that were pushed."""
         ...
 
 
@@ -40,7 +40,7 @@ class _File:
 
 
 def valid_name(name: str) -> bool:
-    """True when a file or folder may be called this."""
+    """Returns True if a file or folder may have this name."""
     named = bool(name.strip()) and name not in (".", "..")
     return named and not set(name) & {"/", "\0", "\n"} and len(name.encode("utf-8", "replace")) <= _MAX_NAME_BYTES
 
@@ -56,7 +56,7 @@ class FileSystem:
         self._unmounted: dict[str, ByteStore] = {}
 
     def mount(self, path: str, store: ByteStore) -> None:
-        """Puts a database at the path."""
+        """Makes the database a file at the path."""
         path = _normal(path)
         self.make_folders(posixpath.dirname(path))
         self._mounts[path] = store
@@ -93,7 +93,7 @@ class FileSystem:
         self._files[path] = _File(data=data, modified_ms=self._clock.now_ms if modified_ms is None else modified_ms)
 
     def read(self, path: str) -> bytes:
-        """The file's bytes.
+        """Returns the file's bytes.
 
         Raises:
             FileError: there is no such file.
@@ -106,27 +106,27 @@ class FileSystem:
         return self._files[path].data
 
     def read_text(self, path: str) -> str:
-        """The file as UTF-8; bytes that are none become replacement characters."""
+        """Returns the file as UTF-8, with replacement characters for other bytes."""
         return self.read(path).decode("utf-8", "replace")
 
     def exists(self, path: str) -> bool:
-        """True for a file or a folder."""
+        """Returns True for a file or a folder."""
         path = _normal(path)
         return path in self._files or path in self._folders or path in self._mounts
 
     def is_folder(self, path: str) -> bool:
-        """True for a folder."""
+        """Returns True for a folder."""
         return _normal(path) in self._folders
 
     def modified_ms(self, path: str) -> int:
-        """When it was last written, in milliseconds since 1970; 0 when there is nothing."""
+        """Returns the time of the last write in milliseconds since 1970; 0 if there is no file or folder."""
         path = _normal(path)
         if path in self._files:
             return self._files[path].modified_ms
         return self._folders.get(path, 0)
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in the folder, sorted; empty when there is no such folder."""
+        """Returns the names in the folder, sorted; an empty list if there is no such folder."""
         folder = _normal(folder)
         return sorted({posixpath.basename(path) for path in self._paths() if _parent_is(path, folder)})
 
@@ -136,7 +136,7 @@ class FileSystem:
         return sorted(path for path in (*self._files, *self._mounts) if path.startswith(prefix))
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a folder with all in it; nothing there is no error."""
+        """Removes a file, or a folder with all in it; a missing path is no error."""
         path = _normal(path)
         prefix = path.rstrip("/") + "/"
         for name in [name for name in self._mounts if name == path or name.startswith(prefix)]:
@@ -147,10 +147,10 @@ class FileSystem:
                     del table[name]
 
     def move(self, source: str, target: str) -> None:
-        """Gives a file or a folder with all in it another path; modification times stay.
+        """Moves a file, or a folder with all in it, without its databases; modification times stay.
 
         Raises:
-            FileError: there is no such source, the target exists, or lies inside of the source.
+            FileError: there is no such source, or the target exists or is inside the source.
         """
         source, target = _normal(source), _normal(target)
         if not self.exists(source):

@@ -1,4 +1,4 @@
-"""What the telephony provider does with its database: text messages received and sent."""
+"""Text messages, received and sent, in the database of the telephony provider."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INBOX, _SENT = 1, 2  # Telephony.Sms.MESSAGE_TYPE_*
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sms:
-    """One message."""
+    """One message; ``address`` is the other side's number."""
 
     sms_id: int
     address: str
@@ -44,17 +44,17 @@ def delete_sms(state: DeviceState, sms_id: int) -> None:
 
 
 def messages_with(state: DeviceState, address: str) -> list[Sms]:
-    """All messages from and to a number, oldest first."""
+    """Returns all messages from and to a number, oldest first."""
     return [sms for sms in _all(state) if same_number(sms.address, address)]
 
 
 def sent_messages(state: DeviceState) -> list[Sms]:
-    """All messages sent, oldest first."""
+    """Returns all messages sent, oldest first."""
     return [sms for sms in _all(state) if sms.sent]
 
 
 def conversations(state: DeviceState) -> list[Sms]:
-    """The last message with each number, newest first."""
+    """Returns the last message with each number, newest first."""
     latest: dict[int, Sms] = {}
     for row in state.sms_db.query("SELECT * FROM sms ORDER BY date, _id"):
         latest[row["thread_id"]] = _sms(row)

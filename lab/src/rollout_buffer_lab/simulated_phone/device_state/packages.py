@@ -1,4 +1,4 @@
-"""What is installed: package names and activities as on AndroidWorld's device, and display names."""
+"""The installed apps, with package names and activities as on AndroidWorld's device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstalledApp:
-    """One app. ``aliases`` are other names it may be opened by, in lower case."""
+    """One app. ``aliases`` are other names by which it can be opened, in lower case."""
 
     label: str
     package: str
@@ -98,7 +98,7 @@ INSTALLED_APPS: tuple[InstalledApp, ...] = (
 
 
 def app_named(name: str) -> InstalledApp | None:
-    """The app with exactly this label or alias, in any case; None when nothing is installed under it."""
+    """Returns the app with exactly this label, package or alias, in any case; None if there is none."""
     wanted = " ".join(name.lower().split())
     for app in INSTALLED_APPS:
         if wanted in (app.label.lower(), app.package, *app.aliases):

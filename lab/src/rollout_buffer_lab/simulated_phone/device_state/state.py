@@ -1,4 +1,4 @@
-"""The device without screens and without tasks: everything Android would keep, where Android keeps it."""
+"""The state of a device that Android would store: clock, settings, files, databases, preferences, clipboard."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings:
         self._tables = {namespace: dict(values) for namespace, values in _DEFAULT_SETTINGS.items()}
 
     def get(self, namespace: str, key: str) -> str | None:
-        """The value; None when it was never set."""
+        """Returns the value; None if it was never set."""
         return self._tables[namespace].get(key)
 
     def put(self, namespace: str, key: str, value: str) -> None:
@@ -61,28 +61,28 @@ class Settings:
         self._tables[namespace][key] = value
 
     def delete(self, namespace: str, key: str) -> bool:
-        """Forgets the value; False when there was none."""
+        """Deletes the value; returns False if there was none."""
         return self._tables[namespace].pop(key, None) is not None
 
     def all(self, namespace: str) -> dict[str, str]:
-        """All values of a table."""
+        """Returns all values of a table."""
         return dict(self._tables[namespace])
 
     def is_on(self, namespace: str, key: str) -> bool:
-        """True when the value is anything but ``0`` or nothing."""
+        """Returns True unless the value is ``0``, empty or not set."""
         return self.get(namespace, key) not in (None, "", "0")
 
     def number(self, namespace: str, key: str) -> int:
-        """The value as an integer; 0 when it is none."""
+        """Returns the value as an integer; 0 if it is none."""
         value = self.get(namespace, key) or ""
         return int(value) if value.lstrip("-").isdecimal() else 0
 
 
 class DeviceState:
-    """One device as it comes out of the factory. A reset makes a new one; that takes a few milliseconds.
+    """One device, at first as after a factory reset.
 
-    ``preferences`` are the apps' own small facts (their shared preferences) by package; ``clipboard`` is the text last
-    copied; ``focused_component`` is the activity in front.
+    ``preferences`` are the apps' shared preferences by package; ``clipboard`` is the text that was copied last;
+    ``focused_component`` is the activity in front.
     """
 
     def __init__(self) -> None:
@@ -114,10 +114,10 @@ class DeviceState:
         return self.databases[CALENDAR_DB]
 
     def preferences_of(self, package: str) -> dict[str, str]:
-        """The app's own facts, to read and to write."""
+        """Returns the app's preferences, to read and to write."""
         return self.preferences.setdefault(package, {})
 
     def close(self) -> None:
-        """Frees the databases."""
+        """Closes the databases."""
         for database in self.databases.values():
             database.close()

@@ -12,7 +12,6 @@ import time
 from concurrent import futures
 from typing import Any
 
-from rollout_buffer_lab.simulated_phone.device_state.messages import insert_sms
 from rollout_buffer_lab.simulated_phone.interfaces.commands_input import press_key
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import ACTION_S, EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import ExchangeRecorder
@@ -82,14 +81,6 @@ def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
                 elif request.eventType != messages.KeyboardEvent.keyup:
                     press_key(handset.shell, _BROWSER_KEYS.get(request.key, request.key))
             return empty_pb2.Empty()
-
-        def sendSms(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
-            with handset.lock:
-                insert_sms(handset.state, request.srcAddress, request.text, sent=False)
-            return messages.PhoneResponse(response=messages.PhoneResponse.OK)
-
-        def getVmState(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
-            return messages.VmRunState(state=messages.VmRunState.RUNNING)
 
     return Servicer()
 

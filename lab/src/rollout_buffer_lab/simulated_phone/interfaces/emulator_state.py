@@ -83,13 +83,11 @@ class EmulatorState:
         others = [app for app in self.shell.running if app is not front]
         return [(self._task_id(app), app, app is front) for app in (front, *others)]
 
-    def remove_task(self, task_id: int) -> bool:
-        """Ends the app with this task; False when there is none."""
+    def remove_task(self, task_id: int) -> None:
+        """Ends the app with this task, if there is one."""
         for known_id, app, _ in self.tasks():
             if known_id == task_id:
                 self.force_stop(app.package)
-                return True
-        return False
 
     def broadcast(self, action: str, extras: dict[str, str]) -> None:
         """Calls all listeners."""

@@ -1,4 +1,4 @@
-"""Reads lines of text off a surface map: cuts a line into letters and looks each up by how it looks on its ground."""
+"""Reads lines of text from a surface map: cuts a line into pieces of ink, and looks up the letters by their pixels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rollout_buffer_lab.simulated_phone.palette import TEXT_COLORS_ON, Surface, 
 from rollout_buffer_lab.simulated_phone.reading.pixels import INK, Box, SurfaceMap, boxes
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
-_ROW_GAP = 5  # rows between two lines, in dots; the dot of an i is nearer
-_COLUMN_GAP = 30  # columns between two texts side by side; a blank is narrower
+_ROW_GAP = 5  # in dots, between two lines; that between an i and its dot is smaller
+_COLUMN_GAP = 30  # in dots, between two texts side by side; a blank is narrower
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TextStyle:
-    """How a line is set: its size, its colour, and the row where its cells begin."""
+    """The style of a line: its size, its colour, and the row where its cells begin."""
 
     size: TextSize
     color_name: str
@@ -36,17 +36,17 @@ class TextStyle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One line as read. ``box`` is its ink."""
+    """One line as read. ``box`` encloses its ink; ``style`` is None if no letter was recognized."""
 
     text: str
     box: Box
     surface: Surface
-    look: TextStyle | None
+    style: TextStyle | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """A stretch of ink without an empty column in it; most letters are one piece, quotes are two."""
+    """Adjacent columns with ink. Most letters are each piece, a double quote is two. ``key`` is its size and pixels."""
 
     left: int
     right: int
@@ -56,7 +56,7 @@ class _Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Letter:
-    """How a character looks: its first piece is found by key, the others stand ``offsets`` to the right of that."""
+    """The pixels of a character: ``_letters`` has it by its first piece's key; later pieces have keys and offsets."""
 
     character: str
     size: TextSize
@@ -69,7 +69,7 @@ class _Letter:
 
 
 def sizes_on(surface: Surface) -> tuple[TextSize, ...]:
-    """Which sizes of text the phone puts on this surface."""
+    """Returns the sizes of text that the phone draws on this surface."""
     if surface is Surface.SCREEN:
         return tuple(TextSize)
     if surface in (Surface.TITLE_BAR, Surface.DIALOG):
@@ -78,18 +78,18 @@ def sizes_on(surface: Surface) -> tuple[TextSize, ...]:
 
 
 def line_boxes(surfaces: SurfaceMap, bottom: int) -> list[Box]:
-    """Returns where there is text above the row ``bottom``, in reading order."""
+    """Returns the boxes of text above the row ``bottom``, in reading order."""
     return boxes(surfaces.indices[:bottom] == INK, row_gap=_ROW_GAP, column_gap=_COLUMN_GAP)
 
 
 def read_line(surfaces: SurfaceMap, box: Box) -> Line | None:
-    """Returns the line in the box of a lossless screenshot; None when no text belongs on what is there."""
+    """Returns the line in the box of a lossless screenshot; None if the surface there can have no text."""
     surface = surfaces.at(max(0, box.left - 1), (box.top + box.bottom) // 2)
     if surface not in TEXT_COLORS_ON:
         return None
     pieces = list(_pieces(surfaces, box))
-    look = _common_look(pieces, surface)
-    return Line(text=_spell(pieces, surface, look), box=box, surface=surface, look=look)
+    style = _common_style(pieces, surface)
+    return Line(text=_spell(pieces, surface, style), box=box, surface=surface, style=style)
 
 
 def _pieces(surfaces: SurfaceMap, box: Box) -> Iterator[_Piece]:
@@ -109,26 +109,26 @@ def _cut_pieces(
         yield left, right, top, (right - left, bottom - top, shades[top:bottom, left:right].tobytes())
 
 
-def _common_look(pieces: Sequence[_Piece], surface: Surface) -> TextStyle | None:
-    """The look that most pieces agree on; a single dot or dash alone fits several, then the smallest wins."""
+def _common_style(pieces: Sequence[_Piece], surface: Surface) -> TextStyle | None:
+    """Returns the style that most pieces agree on. A single dot or dash fits several, of which the smallest wins."""
     table = _letters(surface)
     votes: Counter[TextStyle] = Counter()
     for piece in pieces:
-        votes.update({TextStyle(one.size, one.color.name, piece.top - one.top) for one in table.get(piece.key, ())})
+        votes.update({TextStyle(each.size, each.color.name, piece.top - each.top) for each in table.get(piece.key, ())})
     if not votes:
         return None
     most = max(votes.values())
-    return min(look for look, count in votes.items() if count == most)
+    return min(style for style, count in votes.items() if count == most)
 
 
-def _spell(pieces: Sequence[_Piece], surface: Surface, look: TextStyle | None) -> str:
-    if look is None:
+def _spell(pieces: Sequence[_Piece], surface: Surface, style: TextStyle | None) -> str:
+    if style is None:
         return UNREADABLE * len(pieces)
     text, cell_end, index = "", None, 0
-    padding, blank = cell_padding(look.size) // 2, space_width(look.size) // 2
+    padding, blank = cell_padding(style.size) // 2, space_width(style.size) // 2
     while index < len(pieces):
         piece = pieces[index]
-        letter = _letter_at(pieces, index, surface, look)
+        letter = _letter_at(pieces, index, surface, style)
         cell_start = piece.left - (letter.indent if letter else padding)
         if cell_end is not None:
             text += " " * max(0, round((cell_start - cell_end) / blank))
@@ -138,34 +138,34 @@ def _spell(pieces: Sequence[_Piece], surface: Surface, look: TextStyle | None) -
     return text
 
 
-def _letter_at(pieces: Sequence[_Piece], index: int, surface: Surface, look: TextStyle) -> _Letter | None:
+def _letter_at(pieces: Sequence[_Piece], index: int, surface: Surface, style: TextStyle) -> _Letter | None:
     piece = pieces[index]
     for letter in _letters(surface).get(piece.key, ()):
-        if (letter.size, letter.color, piece.top - letter.top) != (look.size, look.color, look.top):
+        if (letter.size, letter.color, piece.top - letter.top) != (style.size, style.color, style.top):
             continue
         later = pieces[index + 1 : index + 1 + len(letter.later_keys)]
-        if [one.key for one in later] != list(letter.later_keys):
+        if [each.key for each in later] != list(letter.later_keys):
             continue
-        if all(one.left - piece.left == offset for one, offset in zip(later, letter.offsets, strict=True)):
+        if all(each.left - piece.left == offset for each, offset in zip(later, letter.offsets, strict=True)):
             return letter
     return None
 
 
 @cache
 def _letters(surface: Surface) -> dict[tuple[int, int, bytes], list[_Letter]]:
-    """Every letter that may stand on the surface by its first piece; those of more pieces come first."""
+    """Returns every letter that may be on the surface, by its first piece; those with more pieces come first."""
     table: dict[tuple[int, int, bytes], list[_Letter]] = {}
     for color in TEXT_COLORS_ON[surface]:
         for size in sizes_on(surface):
             for character in sorted({*DRAWABLE, BOX}):
-                key, letter = _look_of(character, size, color, surface)
+                key, letter = _letter_and_key(character, size, color, surface)
                 table.setdefault(key, []).append(letter)
     for letters in table.values():
         letters.sort(key=lambda letter: -len(letter.later_keys))
     return table
 
 
-def _look_of(
+def _letter_and_key(
     character: str, size: TextSize, color: TextColor, surface: Surface
 ) -> tuple[tuple[int, int, bytes], _Letter]:
     mask = glyph_mask(character, size)

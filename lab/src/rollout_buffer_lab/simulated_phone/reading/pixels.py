@@ -1,6 +1,6 @@
-"""A screenshot as surfaces: for each dot (2x2 device pixels) which of the phone's flat colours it has, or none.
+"""Converts a screenshot into a map of surfaces: for each dot (2x2 device pixels) the surface of its colour, or none.
 
-Dots with no surface colour are the blended edges and strokes of letters: nothing else on the phone is smoothed.
+Dots without a surface are the smoothed edges and strokes of letters: nothing else on the phone is smoothed.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SurfaceMap:
-    """``indices`` (1200 rows, 540 columns) name the surface of each dot, ``colors`` are the dots themselves (RGB)."""
+    """``indices`` (1200 rows, 540 columns) are the surface numbers of the dots, ``colors`` their colours (RGB)."""
 
     indices: Indices
     colors: NDArray[np.uint8]
 
     def mask(self, *surfaces: Surface) -> Mask:
-        """Where one of these surfaces is."""
+        """Returns where one of these surfaces is."""
         return np.isin(self.indices, [index_of(surface) for surface in surfaces])
 
     def at(self, x: int, y: int) -> Surface | None:
-        """The surface of one dot."""
+        """Returns the surface of one dot."""
         index = int(self.indices[y, x])
         return None if index == INK else _SURFACES[index - 1]
 
 
 def index_of(surface: Surface) -> int:
-    """The number of a surface in a map."""
+    """Returns the number of a surface in a map."""
     return _index_by_surface()[surface]
 
 
@@ -91,9 +91,9 @@ def read_surfaces(image_bytes: bytes) -> SurfaceMap:
 
 
 def boxes(mask: Mask, *, row_gap: int = 1, column_gap: int = 1) -> list[Box]:
-    """Returns the boxes that the mask falls into when it is cut along empty rows and columns, as far as that goes.
+    """Cuts the mask along empty rows and columns as often as possible, and returns the boxes of the parts.
 
-    Gaps smaller than ``row_gap`` rows or ``column_gap`` columns do not cut. Reading order.
+    Gaps smaller than ``row_gap`` rows or ``column_gap`` columns do not cut. The boxes are in reading order.
     """
     found: list[Box] = []
     _cut(mask, 0, 0, row_gap, column_gap, found)
@@ -101,7 +101,7 @@ def boxes(mask: Mask, *, row_gap: int = 1, column_gap: int = 1) -> list[Box]:
 
 
 def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, found: list[Box]) -> None:
-    """Cuts into rows, each of them into columns, and goes on while something was cut."""
+    """Cuts the mask into bands of rows, each band into columns, and each column again unless its band has only one."""
     bands = _runs(np.any(mask, axis=1), row_gap)
     for band_top, band_bottom in bands:
         band = mask[band_top:band_bottom]
@@ -121,7 +121,7 @@ def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, found: 
 
 
 def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:
-    """Start and end of each stretch of True; stretches nearer than ``gap`` are one."""
+    """Returns start and end of each run of True; runs nearer than ``gap`` are one."""
     edges = np.flatnonzero(np.diff(filled, prepend=False, append=False))
     runs: list[tuple[int, int]] = []
     for start, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
@@ -132,9 +132,6 @@ def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:
     return runs
 
 
-# Colours to surfaces
-
-
 @cache
 def _index_by_surface() -> dict[Surface, int]:
     return {surface: index for index, surface in enumerate(_SURFACES, start=1)}
@@ -142,7 +139,7 @@ def _index_by_surface() -> dict[Surface, int]:
 
 @cache
 def _sorted_colors() -> tuple[NDArray[np.uint32], Indices]:
-    """The surfaces' colours as one number each, in ascending order, and the index of each."""
+    """Returns the surfaces' colours as one number each, in ascending order, and the index of each."""
     rgba = np.array([(*surface.rgb, 255) for surface in _SURFACES], dtype=np.uint8)
     colors = rgba.view(np.uint32).ravel()
     order = np.argsort(colors)
@@ -152,5 +149,5 @@ def _sorted_colors() -> tuple[NDArray[np.uint32], Indices]:
 def _exact_indices(rgba: NDArray[np.uint8]) -> Indices:
     known, indices = _sorted_colors()
     colors = np.ascontiguousarray(rgba).view(np.uint32)[:, :, 0]
-    places = np.searchsorted(known, colors).clip(max=len(known) - 1)
-    return np.where(known[places] == colors, indices[places], np.uint8(INK))
+    nearest = np.searchsorted(known, colors).clip(max=len(known) - 1)
+    return np.where(known[nearest] == colors, indices[nearest], np.uint8(INK))

@@ -15,12 +15,12 @@ from rollout_buffer_lab.simulated_phone.reading.pixels import Box, SurfaceMap, b
 
 _MIN_BUTTON = 20
 _MIN_FIELD = 30
-_ROW_ICON_GAP = 7  # rows and columns between two icons without tiles; the parts of one are nearer
+_ROW_ICON_GAP = 7  # dots between two icons without tiles; the gaps between the parts of an icon are smaller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FieldShape:
-    """A text field's box, whether it has the focus, and whether its value is marked."""
+    """A text field's box, whether it has the focus, and whether its value is selected."""
 
     box: Box
     focused: bool
@@ -37,7 +37,7 @@ class SliderShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IconShape:
-    """A picture, by name, and the tile it stands on (its own box when it has none)."""
+    """An icon by name, with the box of its tile, or without a tile its own box."""
 
     name: str
     box: Box
@@ -45,13 +45,13 @@ class IconShape:
 
 
 def button_boxes(surfaces: SurfaceMap, surface: Surface) -> list[Box]:
-    """The filled shapes of one colour that are large enough for a button."""
+    """Returns the filled shapes of one colour that are large enough for a button."""
     found = boxes(surfaces.mask(surface))
     return [box for box in found if box.width >= _MIN_BUTTON and box.height >= _MIN_BUTTON]
 
 
 def fields(surfaces: SurfaceMap) -> list[FieldShape]:
-    """The text fields."""
+    """Returns the text fields."""
     filled = surfaces.mask(Surface.FIELD, Surface.FIELD_SELECTION)
     found = []
     for box in boxes(filled, row_gap=4, column_gap=4):
@@ -66,7 +66,7 @@ def fields(surfaces: SurfaceMap) -> list[FieldShape]:
 
 
 def sliders(surfaces: SurfaceMap) -> list[SliderShape]:
-    """The sliders. At an end of the track the thumb hides it, so there the thumb's middle is the end."""
+    """Returns the sliders. At an end of the track the thumb hides it, so there the thumb's middle is the end."""
     found = []
     for box in boxes(surfaces.mask(Surface.SLIDER_DONE, Surface.SLIDER_REST, Surface.SLIDER_THUMB)):
         area = surfaces.indices[box.top : box.bottom, box.left : box.right]
@@ -85,7 +85,7 @@ def sliders(surfaces: SurfaceMap) -> list[SliderShape]:
 
 
 def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
-    """The pictures above the row ``bottom``, on tiles and without."""
+    """Yields the icons above the row ``bottom``, on tiles and without."""
     ink = surfaces.indices[:bottom] == index_of(Surface.ICON_INK)
     free = ink.copy()
     for surface in (Surface.ICON_BUTTON, *APP_TILES):
@@ -103,20 +103,20 @@ def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
 
 
 def status_icons(surfaces: SurfaceMap) -> set[str]:
-    """Which signs stand in the status bar."""
+    """Returns the names of the icons in the status bar."""
     ink = surfaces.indices[:40] == index_of(Surface.STATUS_ICON)
     found = (_name_of(ink[box.top : box.bottom, box.left : box.right]) for box in boxes(ink, row_gap=9, column_gap=9))
     return {name for name in found if name is not None}
 
 
 def _columns(area: NDArray[np.uint8], surface: Surface) -> tuple[int, int] | None:
-    """First column with the surface, and the one after the last."""
+    """Returns the first column with the surface, and the one after the last."""
     columns = np.flatnonzero((area == index_of(surface)).any(axis=0))
     return (int(columns[0]), int(columns[-1]) + 1) if columns.size else None
 
 
 def _name_of(dots: NDArray[np.bool_]) -> str | None:
-    """Names a picture by its ink alone, wherever that stands in ``dots``."""
+    """Returns the name of the icon with exactly this ink, at any position in ``dots``; None if there is none."""
     return _names_of_icons().get(_trimmed(dots))
 
 
@@ -126,7 +126,7 @@ def _names_of_icons() -> dict[tuple[tuple[int, ...], bytes], str]:
 
 
 def _trimmed(dots: NDArray[np.bool_]) -> tuple[tuple[int, ...], bytes]:
-    """Shape and dots without the empty rows and columns around the ink."""
+    """Returns shape and dots without the empty rows and columns around the ink."""
     rows, columns = np.flatnonzero(dots.any(axis=1)), np.flatnonzero(dots.any(axis=0))
     kept = dots[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if rows.size else dots[:0]
     return kept.shape, kept.tobytes()
