@@ -27,6 +27,7 @@ _VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|vide
 """Tokens that must not be sampled: a sampled one shifts every later image against its placeholder."""
 
 _SENTINEL = "0123456789 the last words of a turn 9876543210"
+"""The assistant's text in the dummy conversation, which templates write as it is."""
 _CACHED_BRIDGES = 4096
 
 
@@ -165,7 +166,7 @@ class ChatTokens:
     def _find_end_of_turn(self) -> int:
         after = self._text_after_a_turn([{"role": "user", "content": "next"}])
         first = next(iter(self._encode(after)), -1)
-        # Of ordinary text it could be sampled within a turn, too.
+        # A token of ordinary text could also be sampled within a turn.
         if first not in {*self.tokenizer.get_added_vocab().values(), *self.tokenizer.all_special_ids}:
             raise ConfigError(f"the chat template does not end a turn with a token of its own, but with {after[:20]!r}")
         return first
@@ -220,11 +221,11 @@ class ChatTokens:
 
     def _check_images(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         images = sum(_image_count(message) for message in messages)
-        found = ids.count(self.image_placeholder_id) if images or self._writes_images else 0
-        if found != images:
+        placeholders = ids.count(self.image_placeholder_id) if images or self._writes_images else 0
+        if placeholders != images:
             raise ConfigError(
-                f"the chat template renders {found} image placeholders for {images} images"
-                + ("; a text of the messages may not hold the placeholder" if found > images else "")
+                f"the chat template renders {placeholders} image placeholders for {images} images"
+                + ("; a text of the messages may not hold the placeholder" if placeholders > images else "")
             )
 
 

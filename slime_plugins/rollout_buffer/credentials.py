@@ -13,6 +13,10 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 MASK: Final = "***"
+KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
+"""Variable with the key for the server at ``KEY_URL_VARIABLE``."""
+KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
+"""Variable with the server's URL. A job may name any server, and only this one gets the key."""
 
 # Only text up to an @ is searched, so that no part of a long text is scanned twice.
 _UP_TO_LAST_AT: Final = re.compile(r"(?<![^\s\"'<>])[^\s\"'<>]*@")
@@ -107,12 +111,6 @@ def _is_secret(name: Any, value: Any) -> bool:
     if isinstance(value, int | float) and str(name).lower().endswith("tokens"):
         return False  # judge_tokens is a number of tokens
     return any(_SECRET_NAME.search(form) for form in (str(name), _HUMP.sub("_", str(name))))
-
-
-KEY_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_KEY"
-"""Variable with the key for the server at ``KEY_URL_VARIABLE``."""
-KEY_URL_VARIABLE: Final = "ROLLOUT_BUFFER_ENGINE_API_URL"
-"""Variable with the server's URL. A job may name any server, and only this one gets the key."""
 
 
 def api_key_for(base_url: str) -> str | None:

@@ -25,7 +25,9 @@ from urllib.parse import urlsplit
 from slime_plugins.rollout_buffer.errors import ForbiddenError, UnauthorizedError
 
 SESSION_LENGTH_S = 7 * 86_400
+"""How long a sign-in is valid."""
 OPEN_ROUTES = frozenset({"/health", "/", "/sign_in", "/sign_out"})
+"""Paths that need no token."""
 OPEN_FOLDER = "/dashboard/"
 """The static files of the dashboard, which contain no data."""
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -166,7 +168,10 @@ def check_origin(origin: str | None, host: str | None) -> None:
     Raises:
         ForbiddenError: ``origin`` is another site than ``host``.
     """
-    if origin is not None and (not (site := _site_of(origin)) or site != host):
+    if origin is None:
+        return
+    site = _site_of(origin)
+    if not site or site != host:
         raise ForbiddenError(f"a page of {origin[:200]} sent this: only this server's own page may")
 
 

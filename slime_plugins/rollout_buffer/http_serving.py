@@ -31,16 +31,17 @@ def listen(host: str, port: int) -> list[socket.socket]:
     """
     sockets: list[socket.socket] = []
     try:
-        found = socket_addresses(host, port)
-        for family, address in found:
+        addresses = socket_addresses(host, port)
+        for family, address in addresses:
             try:
                 sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
             except OSError as error:
-                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(found) == 1:
+                # A host without IPv6 may still name its IPv6 address; the others suffice.
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(addresses) == 1:
                     raise
     except OSError as error:
-        for one in sockets:
-            one.close()
+        for opened in sockets:
+            opened.close()
         raise errors.ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
     return sockets
 
@@ -92,8 +93,8 @@ async def serving(
     )
     await runner.setup()
     try:
-        for one in sockets or listen(host, port):
-            await web.SockSite(runner, one, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
+        for listening in sockets or listen(host, port):
+            await web.SockSite(runner, listening, shutdown_timeout=shutdown_timeout_s, backlog=BACKLOG).start()
         yield url_of(host, runner.addresses[0][1])
     finally:
         await runner.cleanup()

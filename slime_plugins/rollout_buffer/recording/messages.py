@@ -55,16 +55,6 @@ def read_conversation(messages: Any) -> Conversation:
     return Conversation(messages=read, digests=tuple(digest(message) for message in read))
 
 
-def call_id(reply: str, at: int) -> str:
-    """Returns the id of a tool call; ``reply`` is the reply's name, from ``reply_name``."""
-    return f"call_{reply}_{at}"
-
-
-def reply_name() -> str:
-    """Returns a new random name of a reply."""
-    return secrets.token_hex(12)
-
-
 def _with_calls_together(messages: Iterable[Message]) -> tuple[Message, ...]:
     """Moves the tool calls of one reply into one message, if a client put each call before its own result."""
     joined: list[Message] = []
@@ -78,32 +68,6 @@ def _with_calls_together(messages: Iterable[Message]) -> tuple[Message, ...]:
                 continue
         joined.append(message)
     return tuple(joined)
-
-
-def digest(value: Any) -> bytes:
-    """Returns a digest of a JSON value, independent of the order of keys."""
-    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-
-
-def whole_numbers_as_int(value: Any) -> Any:
-    """Returns a JSON value with 1.0 as 1: both are one number in JavaScript, whose programs send 1."""
-    if isinstance(value, dict):
-        return {key: whole_numbers_as_int(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [whole_numbers_as_int(one) for one in value]
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER else value
-
-
-def image_hashes_of(messages: Sequence[Message]) -> list[str]:
-    """Returns the sha256 of all images in the messages, in order, with repetitions."""
-    return [
-        part["image_url"]["url"].removeprefix(IMAGE_URL_PREFIX)
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if part["type"] == "image_url"
-    ]
 
 
 def _read_message(message: Any, where: str) -> Message:
@@ -185,6 +149,42 @@ def _given_arguments(value: Any, where: str) -> dict[str, Any] | str:
     return read
 
 
+def call_id(reply: str, at: int) -> str:
+    """Returns the id of a tool call; ``reply`` is the reply's name, from ``reply_name``."""
+    return f"call_{reply}_{at}"
+
+
+def reply_name() -> str:
+    """Returns a new random name of a reply."""
+    return secrets.token_hex(12)
+
+
+def digest(value: Any) -> bytes:
+    """Returns a digest of a JSON value, independent of the order of keys."""
+    content = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+def whole_numbers_as_int(value: Any) -> Any:
+    """Returns a JSON value with 1.0 as 1: both are one number in JavaScript, whose programs send 1."""
+    if isinstance(value, dict):
+        return {key: whole_numbers_as_int(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers_as_int(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT_INTEGER else value
+
+
+def image_hashes_of(messages: Sequence[Message]) -> list[str]:
+    """Returns the sha256 of all images in the messages, in order, with repetitions."""
+    return [
+        part["image_url"]["url"].removeprefix(IMAGE_URL_PREFIX)
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if part["type"] == "image_url"
+    ]
+
+
 def read_arguments(text: str) -> dict[str, Any] | str:
     """Parses JSON into the object that chat templates expect; returns a text that is no JSON object unchanged."""
     try:
@@ -239,5 +239,5 @@ def with_string_arguments(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def _with_arguments(calls: Sequence[Mapping[str, Any]], convert: Callable[[Any], Any]) -> list[dict[str, Any]]:
-    functions = [{**one["function"], "arguments": convert(one["function"]["arguments"])} for one in calls]
+    functions = [{**call["function"], "arguments": convert(call["function"]["arguments"])} for call in calls]
     return [{**call, "function": function} for call, function in zip(calls, functions, strict=True)]

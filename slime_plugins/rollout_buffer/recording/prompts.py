@@ -34,9 +34,9 @@ class Prompt:
     parent: Turn | None
     ids: list[int]
     images: tuple[str, ...]
-    held: int
+    num_held_ids: int
     """Number of leading ids that the path of the parent turn already holds."""
-    held_images: int
+    num_held_images: int
     context: tuple[Fingerprint, ...]
     from_start: bool
     tolerated: frozenset[str] = NOTHING
@@ -67,8 +67,8 @@ class Prompt:
             request=request,
             key=key,
             context=self.context,
-            context_ids=array("i", self.ids[self.held :]),
-            images=self.images[self.held_images :],
+            context_ids=array("i", self.ids[self.num_held_ids :]),
+            images=self.images[self.num_held_images :],
             sampled=sampled_in(sampled),
             message=message,
             created=created,
@@ -105,7 +105,7 @@ async def build_prompt(
         has_replies = any(message["role"] == "assistant" for message in conversation.messages[match.consumed :])
         if prompt is not None and has_replies:  # the ids may continue a later turn, which messages alone do not show
             deeper = _placed(recording, prompt.ids, prompt.images, sent, match.difference)
-            return deeper if deeper.held > prompt.held else prompt
+            return deeper if deeper.num_held_ids > prompt.num_held_ids else prompt
         if prompt is not None:
             return prompt
     try:
@@ -151,8 +151,8 @@ def _placed(
         parent=parent,
         ids=ids,
         images=images,
-        held=0 if parent is None else len(parent.held_ids()),
-        held_images=0 if parent is None else len(parent.held_images()),
+        num_held_ids=0 if parent is None else len(parent.held_ids()),
+        num_held_images=0 if parent is None else len(parent.held_images()),
         context=sent,
         from_start=True,
         difference=difference,
@@ -181,8 +181,8 @@ async def _continued(
         parent=turn,
         ids=held + bridge,
         images=(*held_images, *image_hashes_of(new)),
-        held=len(held),
-        held_images=len(held_images),
+        num_held_ids=len(held),
+        num_held_images=len(held_images),
         context=sent[match.consumed :],
         from_start=False,
         tolerated=match.tolerated,

@@ -26,7 +26,9 @@ from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 
 @dataclass(kw_only=True, slots=True)
-class _Run:
+class _Rollout:
+    """A rollout in play, or one that has ended since ``ended_at``."""
+
     fingerprint: bytes
     task: asyncio.Task[dict[str, Any]]
     ended_at: float | None = None
@@ -48,7 +50,7 @@ class AgentSide:
         self._hosts = CallbackHosts(self.settings.callback_hosts)
         self.tools = tools
         self._clock = clock
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._rollouts: OrderedDict[str, _Rollout] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
 
     async def rollout(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,14 +66,14 @@ class AgentSide:
         request = parse(RolloutBody, body)
         fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode("ascii")).digest()
         self._evict_old()
-        run = self._runs.get(request.rollout_id)
-        if run is None:
-            run = self._start(request, fingerprint)
-        elif run.fingerprint != fingerprint:
+        rollout = self._rollouts.get(request.rollout_id)
+        if rollout is None:
+            rollout = self._start(request, fingerprint)
+        elif rollout.fingerprint != fingerprint:
             raise RolloutConflictError(
                 f"rollout {request.rollout_id!r} exists with another request: give new work a new rollout_id"
             )
-        return await asyncio.shield(run.task)
+        return await asyncio.shield(rollout.task)
 
     def state_of(self, rollout_id: str) -> dict[str, Any]:
         """Returns whether a rollout is running, and its final response after its end.
@@ -80,16 +82,16 @@ class AgentSide:
             NotFoundError: the rollout is unknown, or its result has expired.
         """
         self._evict_old()
-        run = self._runs.get(rollout_id)
-        if run is None:
+        rollout = self._rollouts.get(rollout_id)
+        if rollout is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r}")
-        done = run.task.done() and not run.task.cancelled() and run.task.exception() is None
+        done = rollout.task.done() and not rollout.task.cancelled() and rollout.task.exception() is None
         state = {"rollout_id": rollout_id, "state": "done" if done else "running"}
-        return {**state, "response": run.task.result()} if done else state
+        return {**state, "response": rollout.task.result()} if done else state
 
     async def close(self) -> None:
         """Cancels all running rollouts and closes connections."""
-        tasks = [run.task for run in self._runs.values() if not run.task.done()]
+        tasks = [rollout.task for rollout in self._rollouts.values() if not rollout.task.done()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -97,41 +99,42 @@ class AgentSide:
         if session is not None:
             await session.close()
 
-    def _start(self, request: RolloutBody, fingerprint: bytes) -> _Run:
-        running = sum(not run.task.done() for run in self._runs.values())
+    def _start(self, request: RolloutBody, fingerprint: bytes) -> _Rollout:
+        running = sum(not rollout.task.done() for rollout in self._rollouts.values())
         if running >= self.settings.max_running:
             raise UnavailableError(f"{running} rollouts are running, which is the limit: try again later")
         if request.max_turns > self.settings.max_turns:
             raise InvalidPayloadError(f"max_turns: the limit of this server is {self.settings.max_turns} turns")
         check_text_only(request.messages)
         server_url = self._hosts.checked(request.server_url)
-        run = _Run(fingerprint=fingerprint, task=asyncio.create_task(self._play(request, server_url)))
-        self._runs[request.rollout_id] = run
-        run.task.add_done_callback(lambda done: self._ended(request.rollout_id, run, done))
-        return run
+        rollout = _Rollout(fingerprint=fingerprint, task=asyncio.create_task(self._play(request, server_url)))
+        self._rollouts[request.rollout_id] = rollout
+        rollout.task.add_done_callback(lambda done: self._ended(request.rollout_id, rollout, done))
+        return rollout
 
     async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
         tokens = await self._tokenizers.get(request.tokenizer_name, request.tokenizer_revision)
         tool_session = self.tools.open_session(request)
         return await RolloutLoop(request, server_url, tokens, tool_session, self._http(), self.settings).play()
 
-    def _ended(self, rollout_id: str, run: _Run, done: asyncio.Task[dict[str, Any]]) -> None:
+    def _ended(self, rollout_id: str, rollout: _Rollout, done: asyncio.Task[dict[str, Any]]) -> None:
         """Keeps the result of a rollout. A request that was refused is removed: a corrected request may use its id."""
-        run.ended_at = self._clock()
-        if self._runs.get(rollout_id) is not run:
+        rollout.ended_at = self._clock()
+        if self._rollouts.get(rollout_id) is not rollout:
             return
         if done.cancelled() or done.exception() is not None:
-            del self._runs[rollout_id]
+            del self._rollouts[rollout_id]
         else:
-            self._runs.move_to_end(rollout_id)
+            self._rollouts.move_to_end(rollout_id)
 
     def _evict_old(self) -> None:
         now = self._clock()
-        ended = [(name, run.ended_at) for name, run in self._runs.items() if run.ended_at is not None]
+        # In the order in which they ended, because ``_ended`` moves each to the end.
+        ended = [(name, rollout.ended_at) for name, rollout in self._rollouts.items() if rollout.ended_at is not None]
         surplus = len(ended) - self.settings.max_kept
         for place, (name, ended_at) in enumerate(ended):
             if place < surplus or now - ended_at > self.settings.keep_result_s:
-                del self._runs[name]
+                del self._rollouts[name]
 
     def _http(self) -> aiohttp.ClientSession:
         if self._session is None:

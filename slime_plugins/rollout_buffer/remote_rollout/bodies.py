@@ -18,7 +18,7 @@ MAX_MESSAGES = 20_000
 ROLES = frozenset({"system", "user", "assistant", "tool", "function", "developer"})
 
 
-def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _checked_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for place, message in enumerate(messages):
         if message.get("role") not in ROLES:
             raise ValueError(f"message {place} needs a role: one of {', '.join(sorted(ROLES))}")
@@ -32,13 +32,15 @@ def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _key(key: str) -> str:
+def _checked_key(key: str) -> str:
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise ValueError("a key is sent in a header: it must be ASCII without spaces")
     return key
 
 
-Messages = Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_messages)]
+Messages = Annotated[
+    list[dict[str, Any]], Field(min_length=1, max_length=MAX_MESSAGES), AfterValidator(_checked_messages)
+]
 Text = Annotated[str, StringConstraints(max_length=100_000)]
 Tools = Annotated[list[dict[str, Any]], Field(max_length=1000)]
 
@@ -73,7 +75,7 @@ class RolloutBody(_Body):
     """Maximum number of turns."""
     max_tokens_total: Annotated[Count, Field(ge=1)] = 8192
     """Maximum number of tokens of the whole sequence, prompt and replies."""
-    callback_api_key: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_key)] | None = None
+    callback_api_key: Annotated[str, StringConstraints(max_length=4096), AfterValidator(_checked_key)] | None = None
     """Sent to the trainer as a bearer token."""
     tools: Tools | None = None
     """OpenAI tools to send with every turn; without them, the messages or the trainer name tools."""

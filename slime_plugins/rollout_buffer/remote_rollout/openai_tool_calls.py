@@ -30,8 +30,8 @@ def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCal
     """Returns the calls in an assistant message, in order; generated ids hold the turn and the position."""
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
-        objects = [one if isinstance(one, dict) else {} for one in given]
-        read = [(read_function(one.get("function")), one.get("id")) for one in objects]
+        objects = [call if isinstance(call, dict) else {} for call in given]
+        read = [(read_function(call.get("function")), call.get("id")) for call in objects]
         return [_numbered(call, turn, place, call_id) for place, (call, call_id) in enumerate(read)]
     content = message.get("content")
     segments = read_segments(content, tools) if isinstance(content, str) else []

@@ -103,9 +103,10 @@ def _message(choice: Mapping[str, Any], turn: int) -> Message:
 
 
 def _first(keys: tuple[str, ...], reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
+    """Returns the value of the first key that the reply, its choice or its message has; None without any."""
     message = choice.get("message")
-    places = (reply, choice, message if isinstance(message, dict) else {})
-    return next((place[key] for place in places for key in keys if place.get(key) is not None), None)
+    holders = (reply, choice, message if isinstance(message, dict) else {})
+    return next((holder[key] for holder in holders for key in keys if holder.get(key) is not None), None)
 
 
 def _ids(value: Any, turn: int, name: str) -> tuple[int, ...] | None:
