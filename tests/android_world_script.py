@@ -50,7 +50,7 @@ def task_params(python: str, names: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """What one slot does beside the solution: at turn ``turn`` (from 0), in attempts up to ``attempts``, ``reply``."""
+    """A reply that a slot gives instead of the solution's at one turn (from 0), in its first ``attempts`` attempts."""
 
     turn: int
     reply: str
@@ -59,7 +59,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """The tasks in the order of the input file, their parameters, and what slots do besides."""
+    """The tasks in the order of the input file, their parameters, and by (position, slot) the replies that differ."""
 
     tasks: Sequence[str]
     params: Mapping[str, Any]
@@ -70,13 +70,13 @@ class Script:
         _, _, position, slot, attempt = map(int, rng.session.split("/")[0].split("."))
         images = [image for turn in conversation.turns for image in turn.images]
         parts = [one for one in self.parts.get((position, slot), ()) if attempt <= one.attempts]
-        now = next((one for one in parts if one.turn == len(images) - 1), None)
-        if now is not None:
-            return now.reply
-        # The screenshot that a part was the answer to is followed by the one the solution goes on from.
-        passed = {one.turn for one in parts}
-        seen = [image for turn, image in enumerate(images) if turn not in passed]
-        return next_reply(self.tasks[position], self.params[self.tasks[position]], seen)
+        part = next((one for one in parts if one.turn == len(images) - 1), None)
+        if part is not None:
+            return part.reply
+        # The solution is replayed without the screenshots to which a part replied.
+        turns_of_parts = {one.turn for one in parts}
+        of_solution = [image for turn, image in enumerate(images) if turn not in turns_of_parts]
+        return next_reply(self.tasks[position], self.params[self.tasks[position]], of_solution)
 
 
 @contextmanager

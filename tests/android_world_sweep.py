@@ -32,8 +32,7 @@ from tests.simulated_phone_player import Player
 PARAMS_IDX = 0
 SUITE_SEED = AndroidWorldSettings().suite_seed
 NAMED_BY_THE_CLOCK = ("MarkorCreateFolder",)
-
-
+"""Tasks whose parameters have the time at which they were made: a second object would have others."""
 CONSOLE_PORT, GRPC_PORT = 5674, 43674
 
 
@@ -98,7 +97,7 @@ def _played(device: AndroidWorldDevice, name: str) -> dict[str, Any]:
 
 
 def _params(device: AndroidWorldDevice, name: str) -> Any:
-    """Those of a new object, because setting a task up rewords the parameters of the one that is played."""
+    """The parameters of a new task object, because setting a task up rewords those of the one that is played."""
     if name in NAMED_BY_THE_CLOCK:
         return device.task.params
     return device.package.new_task(name, PARAMS_IDX, SUITE_SEED).params

@@ -23,5 +23,5 @@ def chat_ids(content: str) -> list[int]:
 
 
 def trained_text(token_ids: Sequence[int], loss_mask: Sequence[int] | None) -> str:
-    """What of a row, or of its response, is trained."""
+    """The text of the trained tokens of a row, or of its response."""
     return str(tokenizer.decode([token for token, mask in zip(token_ids, loss_mask or (), strict=True) if mask]))

@@ -316,10 +316,7 @@ def test_a_wrong_shape_is_refused_and_its_neighbours_are_delivered(
 )
 def test_odd_contents_of_a_message_are_kept_and_block_nothing(client: FlaskClient, content: Any) -> None:
     send(client, "/start_rollout", START)
-    assert send(client, "/buffer/write", written("u", messages=[{"role": "user", "content": content}]))[0] in (
-        200,
-        400,
-    )
+    assert send(client, "/buffer/write", written("u", messages=[{"role": "user", "content": content}]))[0] in (200, 400)
     the_rest_goes_on(client)
     assert b"root:" not in client.get("/trajectories?limit=5").data
 

@@ -577,21 +577,22 @@ async def test_a_faulty_device_rests_is_probed_and_comes_back_on_probation() -> 
         assert await states_of(manager) == ["ready", "ready"]
 
 
-def boots_once_then_when_told() -> tuple[asyncio.Event, type[FakeWorker]]:
-    told = asyncio.Event()
+def boots_again_on_event() -> tuple[asyncio.Event, type[FakeWorker]]:
+    """A kind of worker that boots at once the first time, and later only once the event is set."""
+    may_boot = asyncio.Event()
 
-    class BootsOnceThenWhenTold(FakeWorker):
+    class BootsAgainOnEvent(FakeWorker):
         async def boot(self) -> str:
             if self.calls[1]:
-                await told.wait()
+                await may_boot.wait()
             return "here"
 
-    return told, BootsOnceThenWhenTold
+    return may_boot, BootsAgainOnEvent
 
 
 @in_virtual_time
 async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> None:
-    booting, kind = boots_once_then_when_told()
+    may_boot, kind = boots_again_on_event()
     async with manager_of_fakes(kind, num_workers=2, spare_devices=1) as (manager, _):
         assert await states_of(manager) == ["ready"] * 3
         first, second = await manager.acquire("a", Purpose.TRAINING, 5, 5)
@@ -605,14 +606,14 @@ async def test_a_spare_stands_in_at_once_and_never_adds_to_what_is_lent() -> Non
         assert sorted(await states_of(manager)) == ["booting", "leased", "leased"]
         await manager.release(second.lease_id, LeaseReport())
         await manager.release(third.lease_id, LeaseReport())
-        booting.set()
+        may_boot.set()
         await turns()
         assert await states_of(manager) == ["ready"] * 3
 
 
 @pytest.mark.parametrize("prepare", ["", "module:function"])
 async def test_old_devices_are_recycled_one_after_the_other(prepare: str) -> None:
-    booting, kind = boots_once_then_when_told()
+    may_boot, kind = boots_again_on_event()
     changes = {"num_workers": 3, "recycle_after_episodes": 2, "prepare": prepare}
     async with manager_of_fakes(kind, **changes) as (manager, workers):
         await play(manager, 3)
@@ -620,7 +621,7 @@ async def test_old_devices_are_recycled_one_after_the_other(prepare: str) -> Non
         await turns()
         assert sorted(await states_of(manager)) == ["ready", "ready", "recycling"]
         assert [worker.killed for worker in workers] == [True, False, False, False]
-        booting.set()
+        may_boot.set()
         await turns()
         for _ in range(10):
             await play(manager)

@@ -58,11 +58,7 @@ def everything(client: FlaskClient) -> list[Any]:
 @pytest.mark.parametrize("images", ["inline", "hash"])
 def test_a_past_delivery_comes_again_byte_for_byte_and_nothing_changes(client: FlaskClient, images: str) -> None:
     start(client)
-    write(
-        client,
-        written("a0", "a", reward=0.1, messages=[message_with_image()]),
-        written("a1", "a", reward=1 / 3),
-    )
+    write(client, written("a0", "a", reward=0.1, messages=[message_with_image()]), written("a1", "a", reward=1 / 3))
     first = poll(client, lease_s=600, images=images)
     write(client, written("b0", "b", reward=0), written("b1", "b"))
     post(client, "/ack", {"delivery_id": delivery_id(first)})

@@ -43,11 +43,7 @@ def job(buffer: Buffer) -> JobRecord:
     for at, reward in enumerate(REWARDS):
         messages = [{"role": "user", "content": f"What is {at}?"}]
         messages += [{"role": "assistant", "content": f"It is number {at}."}] * (1 + at % 2)
-        write(
-            buffer,
-            found,
-            written(f"t{at}", f"i{at}", reward, messages=messages, extra_info={"success": reward > 0}),
-        )
+        write(buffer, found, written(f"t{at}", f"i{at}", reward, messages=messages, extra_info={"success": reward > 0}))
     return found
 
 

@@ -59,11 +59,7 @@ def test_a_mean_leaves_out_what_is_unknown() -> None:
 def test_a_written_item_keeps_its_facts(buffer: Buffer) -> None:
     job = start_external(buffer, 2)
     generation = {"prompt_ids": [1], "output_ids": [2, 3], "weight_version": "4"}
-    write(
-        buffer,
-        job,
-        written("a", extra_info={"success": True}, generations=[{**generation, "weight_version": "6"}]),
-    )
+    write(buffer, job, written("a", extra_info={"success": True}, generations=[{**generation, "weight_version": "6"}]))
     write(buffer, job, written("b", timings_s={"generate": 2, "act": 1}, generations=[generation]))
     with buffer.store.read() as connection:
         query = "SELECT success, turns, sampled_tokens, generate_s, played_s, versions_behind FROM trajectories"

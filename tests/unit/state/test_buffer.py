@@ -215,12 +215,7 @@ def sampled_by(version: str) -> dict[str, Any]:
 
 def test_stale_groups_may_be_delivered_with_a_flag(buffer: Buffer) -> None:
     job = start_external(buffer, max_weight_version_lag=0, staleness_policy="flag")
-    write(
-        buffer,
-        job,
-        written("a0", "a", reward=0, **sampled_by("default")),
-        written("a1", "a", **sampled_by("1")),
-    )
+    write(buffer, job, written("a0", "a", reward=0, **sampled_by("default")), written("a1", "a", **sampled_by("1")))
     delivery = polled_delivery(buffer, job)
     (first, _) = delivered_items(buffer, delivery)
     assert first[0]["weight_version"] == 0

@@ -45,11 +45,7 @@ def test_the_ends_of_a_range_belong_to_it(client: FlaskClient, reward: float) ->
 
 def test_one_request_is_stored_whole_or_not_and_all_its_items_count_as_refused(client: FlaskClient) -> None:
     start(client, reward_range=[0, 1])
-    items = [
-        written("a0", "a", reward=1.0),
-        written("a1", "a", reward=2.0),
-        written("a2", "a", reward=3.0),
-    ]
+    items = [written("a0", "a", reward=1.0), written("a1", "a", reward=2.0), written("a2", "a", reward=3.0)]
     assert post(client, "/buffer/write", {"items": items})[0] == 422
     assert post(client, "/buffer/write", items[0])[1]["results"] == [{"uid": "a0", "status": "stored"}]
     assert client.get("/jobs/j").get_json()["refused_items"] == 3

@@ -50,13 +50,7 @@ def job(buffer: Buffer) -> JobRecord:
     started = start_external(buffer, 2, job_id="j")
     items = [written(uid, uid[0], reward, generations=TURNS) for uid, reward in (("a1", 0.0), ("a2", 1.0))]
     large = {"too large for its row": "x" * 40_000}
-    write(
-        buffer,
-        started,
-        *items,
-        written("b1", "b", 0.25, turn_rewards=[0.5]),
-        written("b2", "b", extra_info=large),
-    )
+    write(buffer, started, *items, written("b1", "b", 0.25, turn_rewards=[0.5]), written("b2", "b", extra_info=large))
     return buffer.job("j")
 
 
@@ -77,7 +71,7 @@ def rewards(said: Any) -> dict[str, float]:
 
 
 def by_length(trajectory: dict[str, Any]) -> float:
-    """A judge that anybody might write."""
+    """A judge: the reward is the length of the last message."""
     return float(len(trajectory["messages"][-1]["content"]))
 
 

@@ -35,7 +35,7 @@ def version(folder: Path) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A data directory that was used."""
+    """A data directory with a written item, which no process has open."""
     buffer = Buffer(Store(tmp_path / "data"))
     write(buffer, start_external(buffer), written("a", messages=BIG))
     buffer.store.close()

@@ -42,8 +42,8 @@ def member(name: str, *, dummy: bool = False, log_probs: bool = True) -> Sample:
     )
 
 
-def group(name: str, good: int, size: int = 4) -> Group:
-    return [member(f"{name}-{slot}", dummy=slot >= good) for slot in range(size)]
+def group(name: str, played_count: int, size: int = 4) -> Group:
+    return [member(f"{name}-{slot}", dummy=slot >= played_count) for slot in range(size)]
 
 
 def sizes(groups: list[Group]) -> list[tuple[int, int]]:
@@ -52,19 +52,19 @@ def sizes(groups: list[Group]) -> list[tuple[int, int]]:
 
 
 def test_the_members_of_one_more_group_take_the_places_of_those_that_were_not_played() -> None:
-    seen = [group("a", 4), group("b", 3), group("c", 2)]
-    assert RULE.missing(seen) == 1
+    groups = [group("a", 4), group("b", 3), group("c", 2)]
+    assert RULE.missing(groups) == 1
 
-    seen.append(group("d", 4))
-    assert RULE.missing(seen) == 0
-    assert sorted(sizes(RULE.batch(seen))) == [(2, 2), (3, 3), (3, 3), (4, 4)]
+    groups.append(group("d", 4))
+    assert RULE.missing(groups) == 0
+    assert sorted(sizes(RULE.batch(groups))) == [(2, 2), (3, 3), (3, 3), (4, 4)]
 
 
 def test_where_dummies_have_no_weight_no_finished_member_is_left_out_for_a_few_places() -> None:
-    seen = [group("a", 4), group("b", 3), group("c", 3)]
-    assert RULE.missing(seen) == 1
-    assert WEIGHTLESS.missing(seen) == 0
-    members = trajectories_of(WEIGHTLESS.batch(seen))
+    groups = [group("a", 4), group("b", 3), group("c", 3)]
+    assert RULE.missing(groups) == 1
+    assert WEIGHTLESS.missing(groups) == 0
+    members = trajectories_of(WEIGHTLESS.batch(groups))
     assert [rows[0].remove_sample for rows in members].count(True) == 2
     assert len(members) == 12
 
@@ -97,13 +97,13 @@ def test_who_is_left_out_of_a_full_batch_depends_on_no_order() -> None:
     """Members stand in the order in which they ended, groups as well: long ones last."""
     left_out: list[tuple[int, int]] = []
     for number in range(60):
-        seen = [group(f"{number}-{name}", good) for name, good in (("a", 4), ("b", 3), ("c", 3), ("d", 4))]
-        kept = {member.prompt for entry in RULE.batch(seen) for member in entry}
-        backwards = [list(reversed(entry)) for entry in reversed(seen)]
+        groups = [group(f"{number}-{name}", count) for name, count in (("a", 4), ("b", 3), ("c", 3), ("d", 4))]
+        kept = {member.prompt for entry in RULE.batch(groups) for member in entry}
+        backwards = [list(reversed(entry)) for entry in reversed(groups)]
         assert kept == {member.prompt for entry in RULE.batch(backwards) for member in entry}
         left_out += [
             (at, slot)
-            for at, entry in enumerate(seen)
+            for at, entry in enumerate(groups)
             for slot, one in enumerate(entry)
             if not one.remove_sample and one.prompt not in kept
         ]
@@ -112,34 +112,34 @@ def test_who_is_left_out_of_a_full_batch_depends_on_no_order() -> None:
 
 
 def test_a_group_of_one_has_no_baseline_and_takes_no_place() -> None:
-    seen = [group("a", 4), group("b", 4), group("c", 1), group("d", 4)]
+    groups = [group("a", 4), group("b", 4), group("c", 1), group("d", 4)]
 
-    assert RULE.missing(seen[:3]) == 1
-    assert [entry[0].prompt for entry in RULE.batch(seen)] == ["a-0", "b-0", "d-0"]
+    assert RULE.missing(groups[:3]) == 1
+    assert [entry[0].prompt for entry in RULE.batch(groups)] == ["a-0", "b-0", "d-0"]
 
 
 def test_where_slime_normalises_by_position_a_short_group_is_left_out() -> None:
-    seen = [group("a", 4), group("b", 3), group("c", 4)]
-    assert WHOLE.missing(seen) == 1
+    groups = [group("a", 4), group("b", 3), group("c", 4)]
+    assert WHOLE.missing(groups) == 1
 
-    seen.append(group("d", 4))
-    assert [entry[0].prompt for entry in WHOLE.batch(seen)] == ["a-0", "c-0", "d-0"]
+    groups.append(group("d", 4))
+    assert [entry[0].prompt for entry in WHOLE.batch(groups)] == ["a-0", "c-0", "d-0"]
 
 
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=9), st.sampled_from([RULE, WEIGHTLESS]))
-def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(good: list[int], rule: BatchRule) -> None:
-    seen = [group(str(number), count) for number, count in enumerate(good)]
+def test_a_batch_has_every_place_filled_and_no_more_dummies_than_it_must(counts: list[int], rule: BatchRule) -> None:
+    groups = [group(str(number), count) for number, count in enumerate(counts)]
     try:
-        batch = rule.batch(seen)
+        batch = rule.batch(groups)
     except GeneratorError:
-        assert rule.missing(seen) > 0
+        assert rule.missing(groups) > 0
         return
 
     members = trajectories_of(batch)
     assert len(members) == 12
     assert len({rows[0].prompt for rows in members}) == 12
-    assert sum(map(played, batch)) == min(12, sum(good))
-    if RULE.missing(seen) == 0:  # of every group there are two members or more, and no dummy
+    assert sum(map(played, batch)) == min(12, sum(counts))
+    if RULE.missing(groups) == 0:  # of every group there are two members or more, and no dummy
         assert all(len(entry) >= 2 for entry in batch)
 
 

@@ -85,6 +85,7 @@ SCREENS = [
 ]
 NAMES = [hashlib.sha256(data).hexdigest() for data in SCREENS]
 TOKENS = [72, 72, 72, 152]
+"""How many tokens Qwen3-VL's processor makes of each of ``SCREENS``."""
 ALL = FetchedImages(data=dict(zip(NAMES, SCREENS, strict=True)))
 
 
@@ -226,8 +227,8 @@ def test_an_image_of_which_the_engine_made_other_tokens_is_named_though_the_sum_
     assert f"the engine made {made[0] + 1} tokens of image 0 of turn 1" in refused(vision, generations)
 
 
-class BentProcessor(CountingProcessor):
-    """Says another grid than it makes patches for."""
+class WrongGridProcessor(CountingProcessor):
+    """Reports another grid than that of the patches that it makes."""
 
     def __call__(self, **arguments: Any) -> Any:
         made = super().__call__(**arguments)
@@ -236,7 +237,7 @@ class BentProcessor(CountingProcessor):
 
 
 def test_patches_that_do_not_fit_their_grid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{__name__}.CountingProcessor", BentProcessor)
+    monkeypatch.setattr(f"{__name__}.CountingProcessor", WrongGridProcessor)
 
     assert "288 patches with the grid" in refused(vision_of(QWEN3)[0], episode([0]))
 
