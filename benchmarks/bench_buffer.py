@@ -116,7 +116,7 @@ def rollout_buffer(folder: Path) -> Iterator[Contender]:
 
 
 def measure(client: Client, contender: Contender, kind: str, number: int, connections: int) -> None:
-    """One round of one kind: write and read, without and with parsing."""
+    """Measures one round of one kind: write and read, without and with parsing."""
     count = COUNTS[kind]
     for parse in (False, True):
         run = f"{kind}-{number}-{'parsed' if parse else 'raw'}"
@@ -208,7 +208,7 @@ def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespa
 
 
 def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> dict[str, Any]:
-    """The table of ``--ceiling``."""
+    """Prints the table of ``--ceiling``, and returns its rows."""
     client = Client()
     rows = [ceiling(client, kind, folder, arguments) for kind in arguments.kinds.split(",")]
     client.close()

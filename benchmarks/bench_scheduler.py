@@ -224,7 +224,7 @@ class Worker:
 
 
 def run_runner(bench: Bench) -> None:
-    """The project's runner, with its store in a temporary folder."""
+    """Runs the project's runner, with its store in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="bench_scheduler_") as folder:
         buffer = Buffer(Store(Path(folder)))
         instances = [Instance(instance_id=str(number), data=line(number)) for number in range(bench.episodes)]
@@ -287,7 +287,7 @@ async def block(seconds: float) -> None:
 
 
 def run_threads(bench: Bench) -> None:
-    """A thread per episode, at most one per device at once."""
+    """Runs a thread per episode, at most one per device at once."""
     engine = EngineOfThread(bench.engine_url)
     generator = AndroidWorldGenerator(Pool(bench.clockworks(), block))  # type: ignore[arg-type]  # takes any purpose
     asyncio.run(generator.start(bench.context(engine)))
@@ -516,15 +516,15 @@ def main() -> None:
 
 
 def table(rounds: Mapping[str, list[dict[str, float]]], arguments: argparse.Namespace) -> Table:
-    """Medians, with the lowest and the highest round."""
+    """Returns medians, with the lowest and the highest round."""
     title = f"{arguments.episodes} episodes on {arguments.devices} devices, latencies x {arguments.scale}"
-    made = Table(title=title, title_justify="left")
+    result = Table(title=title, title_justify="left")
     for heading in ("scheduler", "seconds", "of the ideal", "devices busy", "CPU per step"):
-        made.add_column(heading, justify="left" if heading == "scheduler" else "right")
-    for name, found in rounds.items():
-        shown = {"seconds": "{:.1f}", "of_ideal": "{:.1%}", "busy": "{:.1%}", "cpu_ms_per_step": "{:.1f} ms"}
-        made.add_row(name, *(spread([one[key] for one in found], form) for key, form in shown.items()))
-    return made
+        result.add_column(heading, justify="left" if heading == "scheduler" else "right")
+    for name, measured in rounds.items():
+        formats = {"seconds": "{:.1f}", "of_ideal": "{:.1%}", "busy": "{:.1%}", "cpu_ms_per_step": "{:.1f} ms"}
+        result.add_row(name, *(spread([each[key] for each in measured], form) for key, form in formats.items()))
+    return result
 
 
 if __name__ == "__main__":

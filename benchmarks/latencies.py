@@ -19,11 +19,11 @@ class Latencies:
     scale: float
 
     def turns(self, position: int) -> int:
-        """Number of replies of the episode; the last one ends it."""
+        """Returns the number of replies of the episode; the last one ends it."""
         return random.Random(f"{self.seed}/turns/{position}").randint(*TURNS)
 
     def step(self, position: int, number: int) -> float:
-        """Seconds of a device's action; number 0 is the reset."""
+        """Returns the seconds of a device's action; number 0 is the reset."""
         return self.scale * random.Random(f"{self.seed}/step/{position}/{number}").uniform(*STEP_S)
 
     def generation(self, position: int, turn: int) -> float:

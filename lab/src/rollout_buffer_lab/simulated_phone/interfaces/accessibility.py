@@ -1,7 +1,7 @@
-"""The screen as an accessibility forest or as XML, and the forwarder that keeps sending the forest.
+"""Converts the screen to an accessibility forest or to XML; the forwarder sends the forest again and again.
 
-The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. Its messages
-are android_env's; they are imported where they are made, so that the rest of the phone needs nothing of it.
+The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. The messages
+are android_env's, which is imported only where they are made, so that the rest of the phone does not need it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def forest_of(screen: Screen, package: str) -> Any:
 
 
 def hierarchy_of(screen: Screen, package: str) -> bytes:
-    """Returns the screen as ``uiautomator dump`` writes it: without hints."""
+    """Returns the screen as XML, as ``uiautomator dump`` writes it, without the fields' hints."""
     root = ElementTree.Element("hierarchy", rotation="0")
     frame = ElementTree.SubElement(root, "node", {"class": "android.widget.FrameLayout", "package": package})
     for widget in _parts(screen):
@@ -69,7 +69,7 @@ def hierarchy_of(screen: Screen, package: str) -> bytes:
 
 
 def _parts(screen: Screen) -> list[Widget]:
-    """Widgets with text; lines inside of a field belong to the field."""
+    """Returns the widgets that are nodes: no backgrounds, and no lines inside a field, which has them as its text."""
     fields = [widget.bounds for widget in screen.widgets if widget.kind is WidgetKind.FIELD]
     return [
         widget

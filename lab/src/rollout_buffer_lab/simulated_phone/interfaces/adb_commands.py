@@ -1,4 +1,4 @@
-"""What ``adb -s SERIAL ARGS`` answers for the simulated phone: exit code and bytes, from the device's own state.
+"""Answers ``adb -s SERIAL ARGS`` for the simulated phone, with exit code and bytes from the device's state.
 
 Families of shell commands are in separate files; here are adb's own commands (push, pull, install,
 emu, logcat ...) and the table of all of them. Exit codes are the device's: a failing command fails.
@@ -70,11 +70,11 @@ class AdbShell:
                 return failed(f"adb: error: {error}")
 
     def _shell(self, words: Sequence[str]) -> Output:
-        """adb joins the words with blanks, and the device's shell takes them apart again."""
+        """Runs the words in the device's shell, as one text: adb joins them with blanks."""
         return run_script(" ".join(words), self._commands, shell_files(self._handset.state.files))
 
     def _as_root(self, words: Sequence[str], piped: bytes) -> Output:
-        """``su 0 COMMAND``, ``su root COMMAND``, ``sh -c 'COMMAND'``."""
+        """Runs ``su 0 COMMAND``, ``su root COMMAND`` or ``sh -c 'COMMAND'``."""
         rest = list(words)
         while rest and rest[0] in ("0", "root", "-c"):
             rest.pop(0)
@@ -111,7 +111,7 @@ class AdbShell:
         return printed("Performing Streamed Install\nSuccess\n")
 
     def _emu(self, words: Sequence[str]) -> Output:
-        """The emulator's console: an incoming message; the rest is taken and does nothing."""
+        """Answers the emulator's console: ``sms send`` stores an incoming message, other commands do nothing."""
         if list(words[:2]) == ["sms", "send"] and len(words) > 2:
             insert_sms(self._handset.state, words[2], " ".join(words[3:]), sent=False)
             self._handset.state.clock.advance(1.0)  # so that the next message is a later one

@@ -1,7 +1,7 @@
-"""Apps of AndroidWorld that this phone has no screens for: what they are called, and the database files they keep.
+"""Apps of AndroidWorld that have no screens on this phone: their names and their database files.
 
-Their tasks can be set up, read and torn down against these files; they cannot be played by touch. Columns are the ones
-AndroidWorld reads and writes; all have defaults.
+Their tasks can be set up, read and torn down with these files, but not played by touch. The tables have the columns
+that AndroidWorld reads and writes; all have defaults.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ APP_FOLDERS = (
 
 
 def _table(table: str, key: str, /, **columns: str) -> str:
-    """A table: each column's kind is i (integer), r (real), t (text) or b (bytes); a capital one may be null."""
+    """Returns the SQL of a table. Kinds of columns: i integer, r real, t text, b bytes; a capital one may be null."""
     kinds = {"i": "INTEGER", "r": "REAL", "t": "TEXT", "b": "BLOB"}
     defaults = {"i": "0", "r": "0", "t": "''", "b": "x''"}
     lines = [key]

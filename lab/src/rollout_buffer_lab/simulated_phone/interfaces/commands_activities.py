@@ -1,4 +1,4 @@
-"""``am``, ``pm``, ``monkey`` and ``dumpsys``: what runs, what is in front, what is installed."""
+"""The commands ``am``, ``pm``, ``monkey`` and ``dumpsys``, for running and installed apps."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXTRAS = ("-e", "--es", "--ez", "--ei", "--el", "--ef", "--esa")
 
 
 def activity_commands(handset: EmulatorState) -> Mapping[str, Command]:
-    """The commands of this file, by name."""
+    """Returns the commands of this file by name."""
     return commands_of(handset, {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys})
 
 
 @dataclass(slots=True)
 class _Intent:
-    """What stands in the arguments of ``am start`` and ``am broadcast``."""
+    """The arguments of ``am start`` and ``am broadcast``."""
 
     action: str = ""
     data: str = ""

@@ -17,7 +17,7 @@ _Handler = Callable[[FileSystem, Sequence[str], bytes], Output]
 
 
 def file_commands(files: FileSystem) -> Mapping[str, Command]:
-    """The commands of this file, by name."""
+    """Returns the commands of this file by name."""
     table: Mapping[str, _Handler] = {
         "ls": _ls,
         "find": _find,
@@ -54,12 +54,12 @@ def _command(files: FileSystem, handler: _Handler) -> Command:
 
 
 def shell_files(files: FileSystem) -> Files:
-    """What the shell's language needs of this file system."""
+    """Returns what the shell's language needs of this file system."""
     return Files(expand=lambda pattern: _expanded(files, pattern), read=files.read, write=files.write)
 
 
 def _expanded(files: FileSystem, pattern: str) -> list[str]:
-    """Paths that the pattern fits; wildcards after a NUL are meant as they stand, and none fits a leading dot."""
+    """Returns the paths that match a glob. A wildcard after a NUL is literal; none matches a leading dot."""
     found = ["/"]
     for part in filter(None, pattern.split("/")):
         plain = part.replace("\0", "")
@@ -77,14 +77,14 @@ def _expanded(files: FileSystem, pattern: str) -> list[str]:
 
 
 def _regex(part: str) -> str:
-    """A glob's part as a regular expression."""
+    """Returns a part of a glob as a regular expression."""
     pieces = re.split(r"(\0.|\*|\?)", part)
     special = {"*": ".*", "?": "."}
     return "".join(special.get(piece, re.escape(piece.removeprefix("\0"))) for piece in pieces)
 
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """The letters of all options, and the rest."""
+    """Returns the letters of all options, and the other arguments."""
     options = "".join(one[1:] for one in arguments if one.startswith("-") and len(one) > 1)
     return options, [one for one in arguments if not one.startswith("-") and one]
 
@@ -165,7 +165,7 @@ def _found(files: FileSystem, base: str, values: Mapping[str, Sequence[str]]) ->
 
 
 def _below(files: FileSystem, root: str) -> list[str]:
-    """All paths below, spelled from the root as it was given (it may be a link)."""
+    """Returns all paths below ``root``, beginning as it was given, because it may be a link."""
     found = []
     for name in files.names(root or "/"):
         path = f"{root}/{name}"
@@ -268,7 +268,7 @@ def _stat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
 
 
 def _rights(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
-    """There are no rights here; the path must exist all the same."""
+    """Does nothing, because there are no access rights; fails if a path is missing."""
     paths = [one for one in arguments if one.startswith("/")]
     missing = [path for path in paths if not files.exists(path)]
     return _missing("chmod", missing[0]) if missing else printed()
@@ -290,7 +290,7 @@ def _test(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
 
 
 def _grep(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
-    """Lines of what comes through the pipe, or of files, that the pattern is found in."""
+    """Prints the lines of files, or without files of the piped text, that the pattern matches."""
     options, rest = _split(arguments)
     pattern, paths = (rest or [""])[0], rest[1:]
     text = b"".join(files.read(path) for path in paths) if paths else piped

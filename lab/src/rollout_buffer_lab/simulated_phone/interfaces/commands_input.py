@@ -32,7 +32,7 @@ _BUTTONS = {
 
 
 def input_commands(handset: EmulatorState) -> Mapping[str, Command]:
-    """The commands of this file, by name."""
+    """Returns the commands of this file by name."""
     return commands_of(handset, {"input": _input, "uiautomator": _uiautomator})
 
 
@@ -71,7 +71,7 @@ def _input(handset: EmulatorState, arguments: Sequence[str]) -> Output:
 
 
 def _uiautomator(handset: EmulatorState, arguments: Sequence[str]) -> Output:
-    """As on Android the exit code is 0 whatever happened, and a screen that moves is refused."""
+    """Writes the screen as XML; refuses while it moves. As on Android the exit code is 0 in any case."""
     if handset.never_idle or handset.shell.is_moving:
         return printed("ERROR: could not get idle state.\n")
     path = arguments[1]
@@ -98,7 +98,7 @@ def _pixels(words: Sequence[str]) -> list[int]:
 
 
 def _text(shell: Shell, words: Sequence[str]) -> None:
-    """``%s`` is a blank; no Enter follows."""
+    """Types a text, in which ``%s`` is a blank."""
     shell.type_text(words[0].replace("%s", " "))
 
 
@@ -109,6 +109,6 @@ def _keyevent(shell: Shell, words: Sequence[str]) -> None:
 
 
 def _keycombination(shell: Shell, words: Sequence[str]) -> None:
-    """Only Ctrl and A means something here."""
+    """Handles Ctrl+A, which selects all; other combinations do nothing."""
     if [_KEYS.get(word, word).removeprefix("KEYCODE_") for word in words] == ["CTRL_LEFT", "A"]:
         shell.select_all()

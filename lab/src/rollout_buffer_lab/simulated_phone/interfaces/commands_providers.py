@@ -21,7 +21,7 @@ _Row = Mapping[str, Any]
 
 
 def provider_commands(handset: EmulatorState) -> Mapping[str, Command]:
-    """The commands of this file, by name."""
+    """Returns the commands of this file by name."""
     return {
         "content": lambda arguments, piped: _content(handset, arguments),
         "sqlite3": lambda arguments, piped: _sqlite3(handset, arguments, piped),

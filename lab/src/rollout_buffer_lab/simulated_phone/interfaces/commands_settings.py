@@ -22,7 +22,7 @@ _SERVICES = {"wifi": "wifi_on", "bluetooth": "bluetooth_on", "data": "mobile_dat
 
 
 def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
-    """The commands of this file, by name."""
+    """Returns the commands of this file by name."""
     table: Mapping[str, Callable[[EmulatorState, Sequence[str]], Output]] = {
         "settings": _settings,
         "svc": _svc,

@@ -1,4 +1,4 @@
-"""The emulator's own gRPC service, ``EmulatorController``, for a handset: status, screenshots, touches, keys, messages.
+"""The emulator's gRPC service ``EmulatorController`` for a simulated phone: status, screenshots, touches and keys.
 
 The service and its messages are those of the Android emulator as android_env ships them; that package must be
 installed where this runs.
@@ -107,7 +107,7 @@ def _recording(recorder: ExchangeRecorder) -> Any:
 
 
 def comparable(name: str, reply: Any) -> bytes:
-    """The answer to a call, without its time, and with a digest in the place of pixels."""
+    """Returns the answer to a call, without its time, and with a digest in place of pixels."""
     kept = type(reply)()
     kept.CopyFrom(reply)
     if name == "getStatus":
@@ -128,7 +128,7 @@ class Touch:
         self._last = (0, 0)
 
     def moved(self, x: int, y: int, down: bool) -> None:
-        """The finger is at this pixel now, on the screen or above it."""
+        """Takes the finger's new position; ``down`` says whether it touches the screen."""
         with self._lock:
             if down:
                 self._last = (x, y)

@@ -1,4 +1,4 @@
-"""The phone as the outside sees it: one device's state and screens, recent tasks, and what listens to broadcasts."""
+"""The phone behind adb and gRPC: the state and screens of one device, recent tasks, and listeners to broadcasts."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class EmulatorState:
 
     @staticmethod
     def apps() -> tuple[InstalledApp, ...]:
-        """All apps, those with screens first."""
+        """Returns all apps, those with screens first."""
         return (*INSTALLED_APPS, *APPS_WITHOUT_SCREENS)
 
     def app_of(self, package: str) -> InstalledApp | None:
-        """The installed app of this package."""
+        """Returns the installed app of this package; None if there is none."""
         return next((app for app in self.apps() if app.package == package), None)
 
     def packages(self) -> list[str]:
-        """The packages of apps, providers, and what was installed over adb."""
+        """Returns the packages of apps and providers, and those that were installed over adb."""
         return sorted({app.package for app in self.apps()} | set(_PROVIDERS) | self.installed_later)
 
     def launch(self, info: InstalledApp) -> App:
@@ -78,7 +78,7 @@ class EmulatorState:
         return True
 
     def tasks(self) -> list[tuple[int, InstalledApp, bool]]:
-        """Task id, app, and whether it is in front; the front one first."""
+        """Returns task id and app of each task, and whether it is in front; the front one first."""
         front = self.shell.front
         others = [app for app in self.shell.running if app is not front]
         return [(self._task_id(app), app, app is front) for app in (front, *others)]
@@ -117,6 +117,6 @@ class _NothingToSee(Page):
 
 
 def full_component(app: InstalledApp) -> str:
-    """``package/activity`` with the activity's whole name, as Android prints it."""
+    """Returns ``package/activity`` with the activity's whole name, as Android prints it."""
     activity = app.package + app.activity if app.activity.startswith(".") else app.activity
     return f"{app.package}/{activity}"

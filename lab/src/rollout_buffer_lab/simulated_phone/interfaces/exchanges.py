@@ -28,11 +28,11 @@ class Exchange:
     content: bytes | None = None
 
     def with_file(self, path: Path) -> list[str]:
-        """The arguments with a file of this host in the place of the recorded one."""
+        """Returns the arguments with a file of this host in place of the recorded one."""
         return [str(path) if word == _PLACE_ON_HOST else word for word in self.arguments]
 
     def text_on(self, path: Path) -> bytes:
-        """What the answer is with that file named in it."""
+        """Returns the answer with that file's name in it."""
         return self.output.text.replace(_PLACE_ON_HOST.encode(), str(path).encode())
 
 

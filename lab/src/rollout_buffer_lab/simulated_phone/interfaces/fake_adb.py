@@ -43,7 +43,7 @@ def _devices(folder: str) -> int:
 
 
 def _server_command(folder: str, port: str, verb: str) -> int:
-    """There is no server between; what a shared one would suffer is noted, so that tests can see it."""
+    """Logs a command to the adb server, which does not exist here, so that tests see what a shared one would get."""
     with open(os.path.join(folder, _LOG), "a", encoding="utf-8") as log:
         log.write(f"{port} {verb}\n")
     return 0

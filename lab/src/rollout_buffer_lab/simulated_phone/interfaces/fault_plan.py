@@ -49,14 +49,14 @@ class FaultPlan:
         self._spells.write_text(json.dumps({word: asdict(spell) for word, spell in spells.items()}))
 
     def of_this_boot(self) -> Faults:
-        """The faults of an emulator that starts now."""
+        """Returns the faults of an emulator that starts now."""
         line = self._take_line()
         if line:
             return Faults.from_json(line)
         return Faults.from_json(self._always.read_text()) if self._always.exists() else Faults()
 
     def spell(self, word: str) -> FaultTrigger | None:
-        """What the word brings about; None for all other words."""
+        """Returns what typing the word triggers; None for other words."""
         if not self._spells.exists():
             return None
         entry: dict[str, Any] | None = json.loads(self._spells.read_text()).get(word)

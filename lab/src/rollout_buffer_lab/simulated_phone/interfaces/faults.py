@@ -32,10 +32,10 @@ class Faults:
     never_idle: bool = False
 
     def to_json(self) -> str:
-        """The faults as text."""
+        """Returns the faults as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Faults:
-        """The faults from text; unknown names are an error (``TypeError``)."""
+        """Returns the faults from JSON; unknown names are an error (``TypeError``)."""
         return cls(**json.loads(text))

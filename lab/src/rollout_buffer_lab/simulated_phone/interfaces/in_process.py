@@ -54,7 +54,7 @@ def simulator_of(handset: EmulatorState) -> Any:
             return _silent_log()
 
         def _launch_impl(self) -> None:
-            """It is on already."""
+            """Does nothing: the phone is always on."""
 
         def send_touch(self, touches: list[tuple[int, int, bool, int]]) -> None:
             for x, y, is_down, _ in touches:

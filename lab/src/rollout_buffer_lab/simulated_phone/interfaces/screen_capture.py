@@ -1,4 +1,4 @@
-"""The screen as pixels: what the emulator's gRPC and ``screencap`` hand out."""
+"""The screen as pixels, for the emulator's gRPC service and ``screencap``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rollout_buffer_lab.simulated_phone.widgets import Widget
 
 
 def rgba_of(handset: EmulatorState) -> tuple[int, int, bytes]:
-    """Width, height, and four bytes for each pixel, row by row."""
+    """Returns width, height, and four bytes for each pixel, row by row."""
     with handset.lock:
         widgets = handset.shell.screen().widgets
     return _rgba(widgets)
 
 
 def png_of(handset: EmulatorState) -> bytes:
-    """The screen as a PNG file."""
+    """Returns the screen as a PNG file."""
     width, height, pixels = rgba_of(handset)
     buffer = io.BytesIO()
     Image.frombytes("RGBA", (width, height), pixels).save(buffer, "PNG", compress_level=1)

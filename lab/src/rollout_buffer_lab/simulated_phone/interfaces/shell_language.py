@@ -40,12 +40,12 @@ def commands_of(device: _Device, table: Mapping[str, Callable[[_Device, Sequence
 
 
 def printed(text: str = "", code: int = 0) -> Output:
-    """The output of a command that wrote this text."""
+    """Returns the output of a command that wrote this text."""
     return Output(code=code, text=text.encode("utf-8", "surrogateescape"))
 
 
 def failed(text: str, code: int = 1) -> Output:
-    """The output of a command that complained."""
+    """Returns the output of a command that failed with this message."""
     return printed(text + "\n", code)
 
 
@@ -340,5 +340,5 @@ class _Runner:
         return Output(code=output.code)
 
     def _expanded(self, word: _Word) -> list[str]:
-        """A word with wildcards becomes the paths it fits; when there are none it stays as it is."""
+        """Returns the paths that a word with wildcards matches; the word itself if it has none, or nothing matches."""
         return (self._files.expand(word.pattern) or [word.text]) if word.wild else [word.text]

@@ -18,7 +18,7 @@ _ROOMS = ("Blue room", "Cafeteria", "City library", "Office 4", "Sports hall", "
 
 
 def _draw_events(rng: random.Random) -> list[dict[str, Any]]:
-    """Five to eight events with different titles at different hours of the coming days."""
+    """Draws five to eight events with different titles at different hours of the coming days."""
     slots = rng.sample([(day, hour) for day in range(1, 5) for hour in range(8, 19, 2)], rng.randint(5, 8))
     drawn, titles = [], set()
     for day, hour in sorted(slots):
@@ -36,7 +36,7 @@ def _start(drawn: dict[str, Any]) -> datetime:
 
 
 def _draw_question(rng: random.Random) -> Params:
-    """The calendar and one event in it that the question is about."""
+    """Draws a calendar, and the event in it that the question is about."""
     drawn = _draw_events(rng)
     target = rng.choice(drawn)
     return {

@@ -1,4 +1,4 @@
-"""What a task is: parameters from a seed, a goal in words, a set-up, and a success that is read from the device."""
+"""The definition of a task: parameters from a seed, a goal in words, a set-up, and success read from the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Success = Callable[[DeviceState, Params, str | None], float]
 
 
 def no_set_up(state: DeviceState, params: Params, rng: random.Random) -> None:
-    """Leaves the device as it comes."""
+    """Leaves the device unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,13 +35,13 @@ class Task:
 
 
 def rng_for(task_name: str, params_idx: int) -> random.Random:
-    """The random source of one variation: the same in every process, on every machine."""
+    """Returns the random source of one variation: the same in every process, on every machine."""
     digest = hashlib.sha256(f"simulated_phone/{task_name}/{params_idx}".encode()).digest()
     return random.Random(int.from_bytes(digest[:8], "big"))
 
 
 def all_hold(*conditions: bool) -> float:
-    """1.0 when all hold, else 0.0."""
+    """Returns 1.0 if all conditions hold, else 0.0."""
     return 1.0 if all(conditions) else 0.0
 
 

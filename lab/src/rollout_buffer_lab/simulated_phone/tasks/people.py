@@ -30,12 +30,12 @@ def _receive(state: DeviceState, their_number: str, body: str, minutes_ago: int)
 
 
 def draw_message(rng: random.Random) -> dict[str, str]:
-    """A number and a message for it."""
+    """Draws a number and a message for it."""
     return {"number": number(rng), "message": sentence(rng)}
 
 
 def sent(state: DeviceState, params: Params, answer: str | None) -> float:
-    """1.0 when the message went to the number."""
+    """Returns 1.0 if the message was sent to the number, else 0.0."""
     return all_hold(_times_sent(state, params["number"], params["message"]) >= 1)
 
 

@@ -1,4 +1,4 @@
-"""All tasks by name, and a task under way."""
+"""All tasks by name, and the running task of a device."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _OTHER_APPS = {
 
 
 def apps_of(task_name: str) -> str:
-    """Returns the apps of a task as AndroidWorld names them, with commas between; nothing for one of one's own."""
+    """Returns the apps of a task as AndroidWorld names them, with commas between; an empty text for other tasks."""
     by_beginning = (apps for start, apps in _APPS_BY_BEGINNING.items() if task_name.startswith(start))
     return _OTHER_APPS.get(task_name) or next(by_beginning, "")
 
 
 @dataclass(kw_only=True, slots=True)
 class TaskRun:
-    """A task under way on a device of its own. ``answer`` is what the agent answered last, None if it did not."""
+    """A running task on its own device. ``answer`` is the agent's last answer, None if it gave none."""
 
     task: Task
     params: Params
@@ -62,15 +62,15 @@ class TaskRun:
         return self.task.goal.format_map(self.params)
 
     def score(self) -> float:
-        """The success in [0, 1]."""
+        """Returns the success in [0, 1]."""
         return self.task.success(self.state, self.params, self.answer)
 
 
 def start_task(task_name: str, params_idx: int, own: Mapping[str, Task] = MappingProxyType({})) -> TaskRun:
-    """Returns the task set up on a clean device. ``own`` are further tasks, which have as many variations as one likes.
+    """Returns the task set up on a clean device. ``own`` are further tasks; their ``params_idx`` has no limit.
 
     Raises:
-        EnvironmentSetupError: no such task, no such variation, or it is already solved.
+        EnvironmentSetupError: there is no such task or variation, or the task is already solved.
     """
     task = own.get(task_name) or TASKS.get(task_name)
     if task is None:

@@ -19,7 +19,7 @@ def _is(key: str, value: str) -> Success:
 
 
 def _toggle(name: str, thing: str, key: str, wanted: str) -> Task:
-    """Switch one thing on or off; it starts the other way round."""
+    """Returns a task to switch one thing on or off; at the start it is the other way round."""
 
     def set_up(state: DeviceState, params: Params, rng: random.Random) -> None:
         state.settings.put("global", key, "0" if wanted == "1" else "1")

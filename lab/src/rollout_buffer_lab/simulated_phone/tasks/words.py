@@ -36,23 +36,23 @@ _SUBJECTS = [
 
 
 def full_name(rng: random.Random) -> str:
-    """First and last name."""
+    """Returns a first and a last name."""
     return f"{rng.choice(_FIRST)} {rng.choice(_LAST)}"
 
 
 def people(rng: random.Random, count: int, without: Collection[str] = ()) -> list[str]:
-    """So many different names, none of them in ``without``."""
+    """Returns ``count`` different names, none of them in ``without``."""
     every = [f"{first} {last}" for first in _FIRST for last in _LAST]
     return rng.sample([name for name in every if name not in without], count)
 
 
 def number(rng: random.Random) -> str:
-    """A telephone number."""
+    """Returns a telephone number."""
     return f"+1{rng.randint(200, 989)}{rng.randint(200, 989)}{rng.randint(0, 9999):04}"
 
 
 def numbers(rng: random.Random, count: int, without: Collection[str] = ()) -> list[str]:
-    """So many different numbers, none of them in ``without``."""
+    """Returns ``count`` different numbers, none of them in ``without``."""
     found: list[str] = []
     while len(found) < count:
         candidate = number(rng)
@@ -62,22 +62,22 @@ def numbers(rng: random.Random, count: int, without: Collection[str] = ()) -> li
 
 
 def sentence(rng: random.Random) -> str:
-    """One of a few hundred sentences."""
+    """Returns one of a few hundred sentences."""
     return f"{rng.choice(_OPENINGS)} {rng.choice(_MIDDLES)} {rng.choice(_ENDS)}"
 
 
 def address(rng: random.Random) -> str:
-    """A street address."""
+    """Returns a street address."""
     return f"{rng.randint(1, 980)} {rng.choice(_STREETS)}, {rng.choice(_CITIES)}"
 
 
 def subject(rng: random.Random) -> str:
-    """What an appointment is about."""
+    """Returns the subject of an appointment."""
     return rng.choice(_SUBJECTS)
 
 
 def file_name(rng: random.Random, extension: str, without: Collection[str] = ()) -> str:
-    """A file name that is not in ``without``."""
+    """Returns a file name that is not in ``without``."""
     while True:
         stem = f"{rng.choice(_STEMS)}_{''.join(rng.choices('abcdefghkmnprstuvwxyz23456789', k=4))}"
         if stem + extension not in without:
