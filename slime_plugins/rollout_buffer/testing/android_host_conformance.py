@@ -6,9 +6,9 @@
 
         def break_down(self, host): ...
 
-``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names its parts
-in ``checked_parts``, and in ``restored_parts`` those parts that a restore brings back; it overrides ``spoil`` and
-``mend``.
+``break_down`` makes the host's Android stop answering for good. A host whose endpoint has a ``state`` names the parts
+of this state in ``checked_parts``, and in ``restored_parts`` those that a restore brings back; it overrides ``spoil``
+and ``mend``.
 Nothing here imports pytest: ``pytest.register_assert_rewrite`` with this module's name, before its import, shows the
 values of a failed assertion.
 """
@@ -66,7 +66,8 @@ class AndroidHostContract:
             assert part in map(part_of, endpoint.changed_state(self.packages))
             host.restore(self.packages)
             left = endpoint.put_back(endpoint.changed_state(self.packages))
-            assert [*map(part_of, left)] == [part] * (part not in self.restored_parts), (part, left)
+            expected = [] if part in self.restored_parts else [part]
+            assert [*map(part_of, left)] == expected, (part, left)
             self.mend(host, part)
 
     def test_an_android_that_does_not_answer_is_an_error_with_a_reason(self, host: AndroidHost) -> None:

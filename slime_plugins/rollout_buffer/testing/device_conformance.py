@@ -42,7 +42,7 @@ class DeviceContract:
         assert first.goal.strip()
         assert_is_observation(first)
 
-    def test_every_step_gives_a_look(self, device: Device[Any]) -> None:
+    def test_every_step_gives_an_observation(self, device: Device[Any]) -> None:
         first = device.reset(*self.task)
         after = device.step(self.harmless_action())
         assert_is_observation(after)
@@ -76,13 +76,13 @@ class DeviceContract:
         device.reset(*self.task)
         assert not isinstance(device, ReportsLoss) or device.lost() == ""
 
-    def test_actions_and_looks_travel_between_processes(self, device: Device[Any]) -> None:
+    def test_actions_and_observations_travel_between_processes(self, device: Device[Any]) -> None:
         action = self.harmless_action()
         assert isinstance(str(action.kind), str)
         assert action.duration_s is None or action.duration_s >= 0
         assert pickle.loads(pickle.dumps(action)) == action
-        look = device.reset(*self.task)
-        assert pickle.loads(pickle.dumps(look)) == look
+        observation = device.reset(*self.task)
+        assert pickle.loads(pickle.dumps(observation)) == observation
 
     def test_closing_twice_does_nothing_and_a_closed_device_says_so(self, device: Device[Any]) -> None:
         device.reset(*self.task)

@@ -1,4 +1,4 @@
-"""An ``Engine`` without an engine: replies come from a script. For tests of whatever talks to an engine."""
+"""An ``Engine`` whose replies come from a script, for tests of code that calls an engine."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FakeEngine:
 
 
 def _next_of(replies: list[ScriptedReply]) -> Callable[[GenerateRequest], ScriptedReply]:
-    """A function that gives ``replies`` away one by one."""
+    """Returns a function whose calls return ``replies``, one after the other."""
 
     def next_reply(request: GenerateRequest) -> ScriptedReply:
         if not replies:

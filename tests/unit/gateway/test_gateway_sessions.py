@@ -603,10 +603,15 @@ def test_processes_that_start_at_once_share_one_secret_without_hard_links(
         (tmp_path / "gateway_secret").touch(mode=0o600)
     waits, lock, generate = threading.Event(), fcntl.flock, secrets.token_hex
     others: list[SessionKeys] = []
+    refused: list[int] = []
     other = threading.Thread(target=lambda: others.append(SessionKeys.load(tmp_path)))
 
     def flock(file: Any, kind: int) -> None:
         if threading.current_thread() is other:
+            try:
+                lock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                refused.append(kind)
             waits.set()
         lock(file, kind)
 
@@ -622,6 +627,7 @@ def test_processes_that_start_at_once_share_one_secret_without_hard_links(
     key = SessionKeys.load(tmp_path).key_of("1.0.0.0.1")
     other.join()
     assert others[0].verify(key) == "1.0.0.0.1"
+    assert refused == [fcntl.LOCK_EX]
     assert [(one.name, one.stat().st_mode & 0o777) for one in tmp_path.iterdir()] == [("gateway_secret", 0o600)]
     assert len((tmp_path / "gateway_secret").read_bytes()) == 64
 

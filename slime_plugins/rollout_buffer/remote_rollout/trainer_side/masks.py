@@ -49,9 +49,9 @@ def check_entered_mask(mask: Any, turn: int, entered: AddedTokens) -> CountMetho
         )
     if zeros == entered.count:
         return CountMethod.IDS
-    for count, count_tokens in entered.others:
+    for method, count_tokens in entered.others:
         if zeros and zeros == count_tokens():
-            return count
+            return method
     raise WrongMaskError(
         f"turn {turn}: response_mask has {zeros} values, but {_tokens(entered.count)} entered since turn {turn - 1}"
         f"{entered.how}: expected {entered.count}, given {zeros}",
