@@ -38,8 +38,10 @@ def make_adb(folder: Path, root: Path) -> Path:
 
 
 def set_devices(folder: Path, **devices: dict[str, Any]) -> None:
-    """Replaces the devices; a keyword's first underscore is a hyphen."""
-    (folder / "devices.json").write_text(json.dumps(devices))
+    """Replaces the devices, while no command reads or changes them."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "devices.json").write_text(json.dumps(devices))
 
 
 def _answer(devices: dict[str, dict[str, Any]], words: Sequence[str]) -> tuple[int, str]:

@@ -306,8 +306,8 @@ async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_
     inventory.unlink()  # other nodes do not have it
     async with pool_at(cluster, **settings.model_dump()) as pool:
         for state in ("device", ""):
-            set_devices(tmp_path, **{address: {"state": state, "comes_back": True} for address in addresses})
-            async with await pool.acquire() as one, await pool.acquire() as other:
+            async with await pool.acquire() as one, await pool.acquire() as other:  # both have booted, or are checked
+                set_devices(tmp_path, **{address: {"state": state, "comes_back": True} for address in addresses})
                 for device in (one, other):
                     assert (await device.reset("Tap", 0)).goal == "Tap for Tap."
                     await device.step(CLICK)
