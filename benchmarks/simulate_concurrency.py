@@ -107,7 +107,7 @@ class _SimulatedEngine(HttpEngine):
             return None
         return EngineLoad(running=len(self.simulation.running), waiting=len(self.simulation.queue))
 
-    def report(self, *, unasked: bool = False) -> EngineReport:
+    def report(self, *, while_idle: bool = False) -> EngineReport:
         """Reports no trouble."""
         return EngineReport()
 

@@ -241,14 +241,22 @@ class Buffer:
             if job.state is JobState.PAUSED and job.cause_code is CauseCode.ENGINE_AWAY:
                 set_state(connection, self.clock(), job, JobState.RUNNING)
 
-    def fail_job(self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
-        """Fails a running or paused job. Its open groups stay open: a start that attaches to the job plays them."""
+    def fail_job(
+        self, job_key: int, cause: str, code: CauseCode = CauseCode.NOT_PLAYED, *, fence: int | None = None
+    ) -> None:
+        """Fails a running or paused job. Its open groups stay open: a start that attaches to the job plays them.
+
+        Raises:
+            StaleAttemptError: ``fence`` is given and another runner has taken over the job.
+        """
         with self.store.write() as connection:
+            if fence is not None:
+                attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
             if job.state in job_states.OPEN_STATES:
                 end_job(connection, self.clock(), job_key, JobState.FAILED, Cause(code, redacted(cause)))
 
-    def stop_failing_job(self, job_key: int, limit: int) -> None:
+    def stop_failing_job(self, fence: int, job_key: int, limit: int) -> None:
         """Fails a job in which its runner counted ``limit`` failed attempts in a row with one error code.
 
         A start that attaches to the job tries their slots again.
@@ -257,7 +265,7 @@ class Buffer:
             failures = attempt_rows.failed_attempts(connection, job_key)
         message = "attempts failed" if failures is None else failures.sentence()
         cause = f"{message}; stopped after {limit} failures of one kind in a row (stop_after_failures)"
-        self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED)
+        self.fail_job(job_key, cause, CauseCode.ATTEMPTS_FAILED, fence=fence)
 
     def finish_if_done(self, job_key: int) -> bool:
         """Puts a job whose groups are all closed into its final state; returns True if the job is in a final state.

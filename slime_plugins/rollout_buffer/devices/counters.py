@@ -76,5 +76,5 @@ def _quantile(values: deque[float], share: float) -> float | None:
     """Returns the smallest value that at least ``share`` of the values do not exceed."""
     if not values:
         return None
-    ordered = sorted(values)
-    return round(ordered[min(max(math.ceil(share * len(ordered)) - 1, 0), len(ordered) - 1)], 4)
+    rank = math.ceil(share * len(values))  # from 1 on
+    return round(sorted(values)[rank - 1], 4)

@@ -66,6 +66,7 @@ class DevicePool:
         self._releases: set[asyncio.Task[None]] = set()
         self._unreachable_since: dict[_WaitQueue, float] = {}
         self._starting = asyncio.Lock()
+        self._is_closed = False
 
     async def start(self) -> None:
         """Connects, and returns once a device can be used; does nothing if an earlier call succeeded.
@@ -78,6 +79,7 @@ class DevicePool:
                 return
             if why_not := await self._until_ready():
                 raise DeviceError(f"no device came up: {why_not}")
+            self._is_closed = False
             self._background = [asyncio.create_task(self._keep_leases())]
             self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
 
@@ -134,9 +136,11 @@ class DevicePool:
         First come, first served within a purpose and equal needs.
 
         Raises:
-            DeviceError: none became free within ``acquire_timeout_s``.
+            DeviceError: none became free within ``acquire_timeout_s``, or the pool is closed.
             EnvironmentSetupError: no device of the pool has what the task needs.
         """
+        if self._is_closed:
+            raise DeviceError("the device pool was closed")
         place = self._queue_of(purpose, needs).join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
@@ -165,6 +169,7 @@ class DevicePool:
 
     async def close(self) -> None:
         """Returns all devices, fails episodes that wait for one, and disconnects; a second call does nothing."""
+        self._is_closed = True
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)

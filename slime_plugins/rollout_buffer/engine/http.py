@@ -48,8 +48,8 @@ ABORTED: Final = "aborted the request"
 KEEP_ALIVE_S: Final = 3.0  # SGLang closes idle connections after 5 s; a request on a closed one would be lost
 WARNING_INTERVAL_S: Final = 30.0
 MAX_REPLY_BYTES: Final = 256 * 1024 * 1024
-MAX_BYTES_READ_AT_ONCE: Final = 1024 * 1024
-"""A longer reply, such as one with routed experts, is parsed in a thread: parsing would block the event loop."""
+MAX_BYTES_PARSED_ON_LOOP: Final = 1024 * 1024
+"""A longer reply, such as one with routed experts, is parsed in a thread: parsing it would block the event loop."""
 PROBE_TIMEOUT_S: Final = 30.0
 MIN_LOGGED_SILENCE_S: Final = 30.0
 """An engine with calls in flight that has answered none for this long is reported as silent."""
@@ -78,10 +78,13 @@ class HttpEngine:
         self._in_flight: set[asyncio.Task[HttpAnswer]] = set()
         self._warned_at = -math.inf
         self._waiting = 0
+        """Number of turns that wait between two tries."""
         self.refusal = ""
-        """The last failure of a call that was retried, as a predicate of "the engine"; empty if there was none."""
+        """The last failure of a call that may succeed later, as a predicate of "the engine"; empty if there is none."""
         self._refused_since: float | None = None
+        """When calls began to fail; None after an answer."""
         self._last_sign_at = time.monotonic()
+        """When the engine sent something, or the first of the calls in flight began."""
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
         self.probe_refusal = ""
@@ -139,12 +142,12 @@ class HttpEngine:
             self._probing = asyncio.create_task(self._probe())
         return await asyncio.shield(self._probing)
 
-    def report(self, *, unasked: bool = False) -> EngineReport:
-        """Returns the engine's state. Failed calls are reported only while requests wait, or with ``unasked``."""
+    def report(self, *, while_idle: bool = False) -> EngineReport:
+        """Returns the engine's state. Failed calls are reported only while turns wait; with ``while_idle``, always."""
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self.refusal == ABORTED
-        is_reported = self._waiting or unasked or (is_updating and self._in_flight)
+        is_reported = self._waiting or while_idle or (is_updating and self._in_flight)
         if self._refused_since is not None and is_reported:
             code = EngineTrouble.UPDATING if is_updating else EngineTrouble.REFUSES
             since_s = now - self._refused_since
@@ -263,7 +266,7 @@ class HttpEngine:
         budget = _RetryBudget(settings=self._settings, randomness=self._random)
         limit = request.sampling_params.max_new_tokens
         while len(sampled.ids) < limit:
-            refusal = RefusalError(ABORTED)
+            refusal = RefusalError(ABORTED)  # an aborted part is followed by a pause, like a failed call
             part: SampledPart | None = None
             try:
                 part = await self._answered_part(request, sampled.ids)
@@ -279,7 +282,7 @@ class HttpEngine:
                 if part.ids:
                     budget.renew()
             if len(sampled.ids) < limit:
-                sampled.breaks += refusal.part is not None
+                sampled.breaks += refusal.part is not None  # the stream broke after some tokens
                 if sampled.breaks > MAX_STREAM_BREAKS:
                     raise EngineError(f"the engine at {self._base_url} broke off {sampled.breaks} streams of a turn")
                 await self._wait(budget, refusal)
@@ -312,7 +315,7 @@ class HttpEngine:
         answer = await self._post(self._body(request, sampled, rid), request.session_id, rid, stream)
         self._last_sign_at = time.monotonic()
         try:
-            is_large = len(answer.body) > MAX_BYTES_READ_AT_ONCE
+            is_large = len(answer.body) > MAX_BYTES_PARSED_ON_LOOP
             part = await asyncio.to_thread(self._part, answer) if is_large else self._part(answer)
         except EngineError:
             self._note_answer()
@@ -322,8 +325,13 @@ class HttpEngine:
         return part
 
     def _note_answer(self) -> None:
-        """Resets the refusal state: an engine answered."""
+        """Records that the engine answered."""
         self._answered_at, self._refused_since = time.monotonic(), None
+
+    def _note_refusal(self, refusal: RefusalError) -> None:
+        """Records that the engine did not answer."""
+        self._refused_since = time.monotonic() if self._refused_since is None else self._refused_since
+        self.refusal = str(refusal)
 
     async def _probe(self) -> bool:
         self.probe_refusal = ""
@@ -333,7 +341,10 @@ class HttpEngine:
         except EngineError as error:
             self.probe_refusal = error.message
             return False
-        except (RefusalError, TimeoutError):
+        except RefusalError as refusal:
+            self._note_refusal(refusal)
+            return False
+        except TimeoutError:
             return False
         return True
 
@@ -343,7 +354,7 @@ class HttpEngine:
         The call runs in its own task, so that ``set_base_url`` can cancel it without cancelling the episode.
         """
         base_url = self._base_url
-        self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()
+        self._last_sign_at = self._last_sign_at if self._in_flight else time.monotonic()  # an idle engine is not silent
         call = asyncio.create_task(self._exchange(base_url + self.route, body, session_id, stream))
         self._in_flight.add(call)
         try:
@@ -386,11 +397,10 @@ class HttpEngine:
         if now - self._warned_at > WARNING_INTERVAL_S:
             self._warned_at = now
             logger.warning("the engine at %s %s; trying again", redacted(self._base_url), refusal)
-        self._refused_since = now if self._refused_since is None else self._refused_since
-        self.refusal = str(refusal)
+        self._note_refusal(refusal)
         self._waiting += 1
         try:
-            if budget.is_spent_on(refusal):
+            if budget.is_spent_by(refusal):
                 await self._end_or_renew(budget, refusal)
             await budget.pause()
         finally:
@@ -403,11 +413,11 @@ class HttpEngine:
             EngineError: the engine answers other requests.
             EngineAwayError: the engine answers no request, and the pauses have reached ``retry_timeout_s``.
         """
-        spent = f"({budget.tries + 1} tries, {budget.waited_s:.0f} s of waiting)"
+        spent = f"({budget.pauses + 1} tries, {budget.waited_s:.0f} s of waiting)"  # no pause came before the first try
         message = f"the engine at {self._base_url} {refusal} {spent}"
         if budget.is_older_than(self._answered_at) or await self.answers():
             raise EngineError(message) from refusal
-        if budget.is_over:
+        if budget.has_no_time_left:
             raise EngineAwayError(message) from refusal
         budget.server_errors = 0
 
@@ -427,13 +437,13 @@ class HttpEngine:
 
 
 class RefusalError(Exception):
-    """A call failed and may succeed when repeated. ``HttpEngine`` handles it."""
+    """A call failed and may succeed when it is repeated, which ``HttpEngine`` does."""
 
     def __init__(self, what: str, *, server_error: bool = False) -> None:
         super().__init__(redacted(what))
         self.server_error = server_error
         self.part: SampledPart | None = None
-        """The tokens that a broken stream had delivered; None without any."""
+        """The tokens that a broken stream had delivered; None if it had delivered none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -450,7 +460,7 @@ class _RetryBudget:
 
     settings: EngineSettings
     randomness: random.Random
-    tries: int = 0
+    pauses: int = 0
     server_errors: int = 0
     waited_s: float = 0.0
     refused_at: float | None = None
@@ -458,26 +468,27 @@ class _RetryBudget:
 
     def renew(self) -> None:
         """Resets the budget after the engine sampled a token."""
-        self.tries, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
+        self.pauses, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
 
     def is_older_than(self, moment: float) -> bool:
+        """Returns True if the first refusal since the last token came before ``moment``."""
         return self.refused_at is not None and self.refused_at <= moment
 
     @property
-    def is_over(self) -> bool:
+    def has_no_time_left(self) -> bool:
         """True when the pauses have reached ``retry_timeout_s``."""
         return self.waited_s >= self.settings.retry_timeout_s
 
-    def is_spent_on(self, refusal: RefusalError) -> bool:
-        """Counts a refusal and returns True if the limit is exceeded."""
+    def is_spent_by(self, refusal: RefusalError) -> bool:
+        """Counts a refusal, and returns True if a limit of the budget is reached."""
         self.refused_at = time.monotonic() if self.refused_at is None else self.refused_at
         self.server_errors += refusal.server_error
-        return self.is_over or self.server_errors >= self.settings.server_error_tries
+        return self.has_no_time_left or self.server_errors >= self.settings.server_error_tries
 
     async def pause(self) -> None:
-        self.tries += 1
+        self.pauses += 1
         longer_s = backoff_s(
-            self.tries,
+            self.pauses,
             first_s=self.settings.backoff_first_s,
             longest_s=self.settings.backoff_longest_s,
             jitter=self.randomness.random(),
@@ -502,7 +513,7 @@ class _Sampled:
         """Appends a part; adjacent spans of one version are merged.
 
         Raises:
-            EngineError: only this part, or only the parts before it have weight versions.
+            EngineError: only this part, or only the parts before it, have weight versions.
         """
         offset = len(self.ids)
         if part.ids and offset and bool(part.spans) != bool(self.spans):
@@ -515,14 +526,14 @@ class _Sampled:
         self.ids.extend(part.ids)
         self.log_probs.extend(part.log_probs)
         self.parts.append(part)
-        for kind, found in part.records.items():
-            known = self.records.setdefault(kind, [])
+        for kind, records in part.records.items():
+            earlier = self.records.setdefault(kind, [])
             # Records of an earlier part take precedence: its pass sampled the token.
-            known.append(found.part(known[-1].end, found.end) if known else found)
+            earlier.append(records.part(earlier[-1].end, records.end) if earlier else records)
 
     def reply(self, finish_reason: str) -> GenerateReply:
-        """Returns all parts as one reply. The prompt's counts are the first part's: later prompts hold sampled
-        tokens."""
+        """Returns all parts as one reply, with the first part's counts of the prompt: later prompts hold sampled
+        tokens, too."""
         return GenerateReply(
             output_ids=tuple(self.ids),
             output_log_probs=tuple(self.log_probs),
@@ -531,7 +542,7 @@ class _Sampled:
             weight_version_spans=tuple(self.spans),
             prompt_tokens=self._prompt_tokens(),
             cached_tokens=next((part.cached_tokens for part in self.parts if part.cached_tokens is not None), None),
-            records={kind: self._joined(kind, found) for kind, found in self.records.items()},
+            records={kind: self._joined(kind, parts) for kind, parts in self.records.items()},
             breaks=self.breaks,
         )
 
@@ -545,7 +556,8 @@ class _Sampled:
         return records
 
     def _prompt_tokens(self) -> int | None:
-        """Returns the prompt's token count by the first part, or by a later part before which nothing was sampled."""
+        """Returns the number of the prompt's tokens, as the first part that reports it; None if tokens were sampled
+        before, because a later prompt holds them."""
         for part in self.parts:
             if part.prompt_tokens is not None or part.ids:
                 return part.prompt_tokens
@@ -574,7 +586,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
     sentence = engine_sentence(answer.body)
     if answer.status in RETRIED_STATUSES:
         raise RefusalError(f"answers HTTP {answer.status}: {sentence}")
-    if answer.status == 500 and not answer.body.lstrip().startswith(b"<"):
+    if answer.status == 500 and not answer.body.lstrip().startswith(b"<"):  # a page in HTML is a proxy's
         raise RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
     if is_refusal_of_request(answer.status, answer.body):
         raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})

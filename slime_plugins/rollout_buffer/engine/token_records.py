@@ -22,13 +22,17 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 
 EXPERTS_KEY: Final = "return_routed_experts"
-"""Key in a job's ``sampling_params``; SGLang takes it outside of them."""
+"""The key that requests routed experts. A job has it in its ``sampling_params``, SGLang's request body beside them."""
 EXPERTS_START_KEY: Final = "routed_experts_start_len"
+"""The key of the first position whose experts are returned, in request and reply."""
 CUSTOM_KEY: Final = "custom_params"
 TOP_P_KEY: Final = "return_top_p_token_ids"
+"""The key that requests the ids kept by top-p, within ``custom_params`` of the sampling parameters."""
 TOP_P_IDS: Final = ("top_p_token_ids", "top_p_kept_token_ids")
 TOP_P_OFFSETS: Final = ("top_p_token_offsets", "top_p_kept_token_offsets")
+"""Keys of the kept ids and of their offsets in a reply, each with its alias."""
 MAX_EXPERT: Final = 65535
+"""Largest index of an expert: an index is stored in at most two bytes."""
 MAX_SESSIONS: Final = 16384
 """Maximum number of remembered sessions; a forgotten session requests its whole sequence again."""
 _FORKS: Final = (4, 8, 12)
@@ -46,30 +50,34 @@ def asked_records(params: SamplingParams) -> frozenset[str]:
     return frozenset(kinds)
 
 
-def records_of_reply(meta: Mapping[str, Any], sampled: int) -> dict[str, TokenRecords]:
-    """Returns the records in the ``meta_info`` of a reply with that number of sampled tokens.
+def records_of_reply(meta: Mapping[str, Any], sampled_count: int) -> dict[str, TokenRecords]:
+    """Returns the records in the ``meta_info`` of a reply with ``sampled_count`` sampled tokens.
 
     Raises:
         EngineError: the records do not match the tokens.
     """
-    experts, kept = meta.get(ROUTED_EXPERTS), _first(meta, TOP_P_IDS)
-    if not sampled or (experts is None and kept is None):
+    experts, kept_ids = meta.get(ROUTED_EXPERTS), _first_present(meta, TOP_P_IDS)
+    if not sampled_count or (experts is None and kept_ids is None):
         return {}
-    prompt = meta.get("prompt_tokens")
-    if type(prompt) is not int or prompt < 1:
+    prompt_count = meta.get("prompt_tokens")
+    if type(prompt_count) is not int or prompt_count < 1:
         raise EngineError("the engine sent per-token records without the number of prompt tokens")
     records = {}
     if experts is not None:
-        records[ROUTED_EXPERTS] = _experts(experts, meta.get(EXPERTS_START_KEY) or 0, prompt + sampled)
-    if kept is not None:
-        records[TOP_P_TOKENS] = _kept_ids(kept, _first(meta, TOP_P_OFFSETS), prompt, sampled)
+        records[ROUTED_EXPERTS] = _experts(experts, meta.get(EXPERTS_START_KEY) or 0, prompt_count + sampled_count)
+    if kept_ids is not None:
+        records[TOP_P_TOKENS] = _kept_ids(kept_ids, _first_present(meta, TOP_P_OFFSETS), prompt_count, sampled_count)
     return records
 
 
 @dataclass(frozen=True, slots=True)
 class _SessionExperts:
-    ids: int
-    images: int
+    """How far a session's experts were reported: a sequence of ``id_count`` ids and ``image_count`` images, its digest,
+    the index ``end`` after the last token with experts, and the number of experts per token.
+    """
+
+    id_count: int
+    image_count: int
     digest: bytes
     end: int
     width: int
@@ -81,12 +89,14 @@ class ReportedExperts:
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, _SessionExperts] = OrderedDict()
 
-    def start(self, session_id: str, ids: Sequence[int], images: Sequence[Image]) -> int:
+    def first_missing(self, session_id: str, ids: Sequence[int], images: Sequence[Image]) -> int:
         """Returns the first position of a prompt whose experts are still to be reported."""
         earlier = self._sessions.get(session_id)
-        if earlier is None or len(ids) < earlier.ids or len(images) < earlier.images:
+        if earlier is None or len(ids) < earlier.id_count or len(images) < earlier.image_count:
             return 0
-        return earlier.end - 1 if _digest(ids[: earlier.ids], images[: earlier.images]) == earlier.digest else 0
+        if _digest(ids[: earlier.id_count], images[: earlier.image_count]) != earlier.digest:
+            return 0
+        return earlier.end - 1  # the pass at this position gives the experts of token ``end``, see ``_experts``
 
     def note(self, session_id: str, ids: Sequence[int], images: Sequence[Image], records: TokenRecords) -> None:
         """Records that the experts of a sequence (prompt with its images, and sampled ids) were reported.
@@ -111,42 +121,49 @@ def why_misplaced(reported: Sequence[TokenRecords]) -> str:
 
     Routing depends on earlier tokens only: the first position that differs must be that of the first differing id.
     """
-    first, *others = [one.split() for one in reported]
-    seen = [_first_difference(first, other) for other in others]
-    off = statistics.median_low([at - fork for at, fork in zip(seen, _FORKS, strict=True)])
-    if not off:
+    if len({(len(records), records.width) for records in reported}) > 1 or len(reported) < len(EXPERTS_PROBES):
+        return f"returns {ROUTED_EXPERTS} of different sizes for prompts of one length"
+    first, *others = [records.split() for records in reported]
+    differs_at = [_first_difference(first, other) for other in others]
+    # The median, so that one prompt in which noise hides or makes a difference does not decide.
+    if statistics.median_low([at - fork for at, fork in zip(differs_at, _FORKS, strict=True)]) == 0:
         return ""
     return (
         f"returns {ROUTED_EXPERTS} of other positions than it states: prompts that differ from tokens "
-        f"{', '.join(map(str, _FORKS))} on have other experts from {', '.join(map(str, seen))} on"
+        f"{', '.join(map(str, _FORKS))} on have other experts from {', '.join(map(str, differs_at))} on"
     )
 
 
-def _first_difference(one: Sequence[array[int]], other: Sequence[array[int]]) -> int:
-    for at, (ours, theirs) in enumerate(zip(one, other, strict=True)):
+def _first_difference(experts: Sequence[array[int]], others: Sequence[array[int]]) -> int:
+    """Returns the first token whose experts differ by more than noise; the number of tokens if there is none."""
+    for at, (ours, theirs) in enumerate(zip(experts, others, strict=True)):
         if sum(a != b for a, b in zip(ours, theirs, strict=True)) > MAX_SHARE_OF_NOISE * len(ours):
             return at
-    return len(one)
+    return len(experts)
 
 
 def _digest(ids: Sequence[int], images: Sequence[Image]) -> bytes:
-    shown = "".join(image.sha256 for image in images).encode()
-    return hashlib.blake2b(array("q", ids).tobytes() + shown, digest_size=16).digest()
+    image_hashes = "".join(image.sha256 for image in images).encode()
+    return hashlib.blake2b(array("q", ids).tobytes() + image_hashes, digest_size=16).digest()
 
 
-def _first(meta: Mapping[str, Any], keys: Sequence[str]) -> Any:
+def _first_present(meta: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return next((meta[key] for key in keys if meta.get(key) is not None), None)
 
 
-def _experts(value: Any, start: Any, tokens: int) -> TokenRecords:
-    """Reads routed experts. The pass at position p samples the token at p + 1; no pass has read the last token."""
+def _experts(value: Any, start: Any, token_count: int) -> TokenRecords:
+    """Reads the routed experts of a sequence from position ``start`` on.
+
+    The engine reports them by its forward passes: the pass at position p samples the token at p + 1, whose experts they
+    are. No pass has read the last token.
+    """
     data = _int32_bytes(value, ROUTED_EXPERTS)
-    passes = tokens - 1 - start if type(start) is int and start >= 0 else 0
-    width, rest = divmod(len(data) // 4, passes) if passes > 0 else (0, 1)
+    passes = token_count - 1 - start if type(start) is int and start >= 0 else 0
+    width, rest = divmod(len(data) // 4, passes) if passes > 0 else (0, 0)
     if rest or not width:
         raise EngineError(
-            f"the engine sent {len(data) // 4} {ROUTED_EXPERTS} from position {start} on for {tokens} tokens: "
-            "that is not the same number for each"
+            f"the engine sent {len(data) // 4} {ROUTED_EXPERTS} from position {start} on for {token_count} tokens: "
+            "that is not the same number for each token"
         )
     records = _records(ROUTED_EXPERTS, start + 1, data, width=width)
     if records.itemsize > 2:
@@ -154,13 +171,14 @@ def _experts(value: Any, start: Any, tokens: int) -> TokenRecords:
     return records
 
 
-def _kept_ids(value: Any, offsets: Any, prompt: int, sampled: int) -> TokenRecords:
+def _kept_ids(value: Any, offsets: Any, prompt_count: int, sampled_count: int) -> TokenRecords:
+    """Reads the ids kept by top-p: those of sampled token n are between the offsets n and n + 1."""
     bounds = array("i", _int32_bytes(offsets, TOP_P_OFFSETS[0]))
-    if len(bounds) != sampled + 1 or bounds[0] != 0 or any(after < before for before, after in pairwise(bounds)):
+    if len(bounds) != sampled_count + 1 or bounds[0] != 0 or any(after < before for before, after in pairwise(bounds)):
         raise EngineError(
-            f"the engine's {TOP_P_OFFSETS[0]} are {len(bounds)} numbers that do not divide {sampled} tokens"
+            f"the engine's {TOP_P_OFFSETS[0]} are {len(bounds)} numbers that do not divide {sampled_count} tokens"
         )
-    return _records(TOP_P_TOKENS, prompt, _int32_bytes(value, TOP_P_IDS[0]), ends=bounds[1:])
+    return _records(TOP_P_TOKENS, prompt_count, _int32_bytes(value, TOP_P_IDS[0]), ends=bounds[1:])
 
 
 def _records(name: str, start: int, data: bytes, *, width: int = 0, ends: Sequence[int] = ()) -> TokenRecords:

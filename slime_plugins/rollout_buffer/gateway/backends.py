@@ -111,7 +111,7 @@ class JobBackend:
         """Why the engine fails its latest requests; None if the engine works, or was not called."""
         if not isinstance(self.engine, HttpEngine):
             return None
-        report = self.engine.report(unasked=True)
+        report = self.engine.report(while_idle=True)
         return None if report.code is EngineTrouble.NONE else f"the engine at {report.url} {report.message}"
 
     def due_report(self) -> EngineReport | None:
@@ -124,7 +124,7 @@ class JobBackend:
             return None
         report = self.engine.report()
         if report.code is EngineTrouble.NONE and self.engine.is_away and not self._watch.has_recovered():
-            report = self.engine.report(unasked=True)
+            report = self.engine.report(while_idle=True)
         return report if self._reports.is_due(report) else None
 
     def new_prompt_findings(self) -> tuple[str, ...] | None:

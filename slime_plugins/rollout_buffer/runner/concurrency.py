@@ -146,7 +146,7 @@ class ConcurrencyController:
     async def adjust(self) -> None:
         """Takes one sample, and changes the limit if the window is over."""
         load = await self._engine.load()
-        if self._is_paused() or self._engine.report(unasked=True).code is not EngineTrouble.NONE:
+        if self._is_paused() or self._engine.report(while_idle=True).code is not EngineTrouble.NONE:
             self._is_steady, self._window = False, self._new_window()
         else:
             self._window.add(self._limiter.taken, self._limiter.waiting > 0, load)

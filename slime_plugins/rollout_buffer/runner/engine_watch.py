@@ -44,11 +44,10 @@ class EngineWatch:
 
         A start with ``exact_prompts: require`` is refused where the engine cannot be probed, for which this would wait.
         """
-        while True:
-            fidelity = await self._engine.probe_prompts()
-            if fidelity is not None:
-                return fidelity.complaint
+        while (fidelity := await self._engine.probe_prompts()) is None:
+            await self._engine.answers()  # an engine that does not answer is away, for which the breaker pauses the job
             await asyncio.sleep(self._job.watch_interval_s)
+        return fidelity.complaint
 
     async def close(self) -> None:
         """Stores the findings since the last refresh, then closes the breaker and the engine's client."""

@@ -319,7 +319,7 @@ class EpisodeRunner:
             logger.error(
                 "job %s: %d attempts in a row failed with %s: the job fails", self._job.record.job_id, limit, code
             )
-            await self._job.stored(self._job.buffer.stop_failing_job, self._job.key, limit)
+            await self._job.stored(self._job.buffer.stop_failing_job, self._job.fence, self._job.key, limit)
             raise FencedError
 
     async def _close_group(self, group: _RunningGroup, shortfall: Shortfall = Shortfall.SLOTS_FAILED) -> None:

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.observability.tracebacks import place_and_trac
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.job_states import FINAL_STATES
 from slime_plugins.rollout_buffer.runner.group_admission import GROUPS_READ_AHEAD
-from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
+from slime_plugins.rollout_buffer.runner.played_job import PlayedJob
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +40,8 @@ class PlainRunner:
         """
         job = self._job
         data = await job.stored(self._data)
-        try:
-            await job.until_over(self._run_and_close(run_rollout, data))
-        except FencedError:
-            raise
-        except Exception as error:
-            # The exception becomes the job's cause.
-            logger.exception("job %s: run_rollout raised", job.record.job_id)
-            await job.fail(f"run_rollout raised: {place_and_traceback(error, job.generator_file)}")
-            return
-        if job.record.state not in FINAL_STATES:
+        await job.until_over(self._run_and_close(run_rollout, data))
+        if await job.refresh() not in FINAL_STATES:
             await job.stored(self._close_what_is_left)
             await job.stored(job.buffer.finish_if_done, job.key)
 
@@ -70,7 +62,9 @@ class PlainRunner:
         while not running.done():
             await asyncio.wait({running}, timeout=self._job.watch_interval_s)
             await self._job.stored(self._close_groups)
-        running.result()
+        if (error := running.exception()) is not None:
+            logger.error("job %s: run_rollout raised", self._job.record.job_id, exc_info=error)
+            await self._job.fail(f"run_rollout raised: {place_and_traceback(error, self._job.generator_file)}")
 
     def _close_groups(self) -> None:
         job = self._job

@@ -104,8 +104,12 @@ class PlayedJob:
             self.may_play.set()
 
     async def fail(self, cause: str, code: CauseCode = CauseCode.NOT_PLAYED) -> None:
-        """Fails the job."""
-        await self.stored(self.buffer.fail_job, self.key, cause[:2000], code)
+        """Fails the job.
+
+        Raises:
+            FencedError: another runner has taken over.
+        """
+        await self.stored(lambda: self.buffer.fail_job(self.key, cause[:2000], code, fence=self.fence))
 
     def judge_and_close(self, record: GroupRecord, shortfall: Shortfall) -> None:
         """Judges a group by its members and closes it; must be called in the store's thread."""

@@ -370,14 +370,15 @@ async def test_an_episode_that_is_cancelled_when_its_wait_fails_is_cancelled() -
     await manager.close()
 
 
-async def test_an_episode_that_waits_fails_when_its_pool_closes() -> None:
+async def test_an_episode_that_waits_fails_when_its_pool_closes_and_a_later_one_at_once() -> None:
     async with local_pool(num_workers=1) as pool:
         held = await pool.acquire()
         waiting = asyncio.create_task(pool.acquire())
         await turns()
         await pool.close()
-        with pytest.raises(DeviceError, match="the device pool was closed"):
-            await asyncio.wait_for(waiting, 10)
+        for late in (waiting, pool.acquire()):
+            with pytest.raises(DeviceError, match="the device pool was closed"):
+                await asyncio.wait_for(late, 10)
         held.give_back()
 
 

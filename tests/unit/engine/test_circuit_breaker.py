@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import circuit_breaker
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
@@ -126,6 +127,16 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
     assert (described["state"], described["slots"]["ready"]) == ("finished", 16)
     assert described["attempts"]["finished"] == 16
     assert "failed" not in described["attempts"]
+
+
+async def test_an_engine_whose_prompts_must_be_probed_and_that_nobody_reaches_pauses_the_job(buffer: Buffer) -> None:
+    engine = Behind(http_answer(503, b"loading", "text/plain"))
+    exact = {"exact_prompts": "require", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
+    async with playing(buffer, engine, **exact) as (job, running):
+        assert (await until_state(buffer, job, JobState.PAUSED)).cause_code is CauseCode.ENGINE_AWAY
+        engine.answer = TOKEN
+        await asyncio.wait_for(running, 50)
+    assert "does not report the ids it ran" in buffer.job_by_key(job.key).cause
 
 
 async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burning_its_input(buffer: Buffer) -> None:

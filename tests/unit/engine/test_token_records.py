@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.engine import http, sglang
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart, parse_generate_reply
+from slime_plugins.rollout_buffer.engine.token_records import why_misplaced
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import SamplingParams
 from tests.unit.engine.test_engine_sglang_client import QUICK, ScriptedSglang, answered
@@ -111,7 +112,7 @@ async def test_a_long_reply_is_read_beside_the_event_loop(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sglang, "parse_generate_reply", noted)
     await play([answered([7])], [asking([1])])
-    monkeypatch.setattr(http, "MAX_BYTES_READ_AT_ONCE", 10)
+    monkeypatch.setattr(http, "MAX_BYTES_PARSED_ON_LOOP", 10)
     await play([answered([7])], [asking([1])])
     assert threads == [True, False]
 
@@ -205,6 +206,11 @@ class TestExperts:
 async def test_an_engine_that_does_not_answer_what_was_asked_is_refused(extra: dict[str, Any], says: str) -> None:
     with pytest.raises(EngineError, match=says):
         await play([answered([7])], [asking([1, 2, 3], **extra)])
+
+
+def test_probes_of_one_length_whose_experts_differ_in_number_are_a_finding() -> None:
+    narrow, wide = (TokenRecords.of_int32(1, bytes(4 * 16 * width), width=width) for width in (WIDTH, 2 * WIDTH))
+    assert "of different sizes" in why_misplaced([narrow, narrow, narrow, wide])
 
 
 class TestAsBytes:

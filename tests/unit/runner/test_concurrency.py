@@ -58,7 +58,7 @@ class SaturatedEngine(HttpEngine):
         waiting = max(0, self.playing - self.knee)
         return EngineLoad(running=self.playing - waiting, waiting=waiting) if self.says_load else None
 
-    def report(self, *, unasked: bool = False) -> EngineReport:
+    def report(self, *, while_idle: bool = False) -> EngineReport:
         return EngineReport(code=self.trouble)
 
     def play(self, playing: int, seconds: float) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from rollout_buffer_lab.scripted_engine import server as scripted_engine
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from slime_plugins.rollout_buffer.buffer import Buffer
-from slime_plugins.rollout_buffer.errors import DeviceError, InvalidPayloadError, JudgeError
+from slime_plugins.rollout_buffer.errors import DamagedError, DeviceError, InvalidPayloadError, JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
@@ -40,6 +41,7 @@ from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.types import (
     EpisodeRequest,
     Instance,
+    JobState,
     Outcome,
     Trajectory,
 )
@@ -503,6 +505,31 @@ async def test_a_plain_generator_that_still_runs_changes_nothing_in_a_job_that_a
     after = real_time_buffer.job_by_key(job.key)
     assert (after.state.value, after.cause) == (("running", "") if taken_over else ("failed", "by another"))
     assert slot_counts(real_time_buffer, job)["open"] == 2
+
+
+async def test_a_plain_generator_that_raises_after_another_runner_took_over_fails_nothing(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 60)
+    job = start(real_time_buffer, count=1)
+
+    def run_rollout(data: dict[str, Any]) -> None:
+        real_time_buffer.begin_running(job.key)
+        raise ValueError("of the replaced runner")
+
+    await run(real_time_buffer, job, ScriptedGenerator(by_slot), create_generator=None, run_rollout=run_rollout)
+    assert real_time_buffer.job_by_key(job.key).state is JobState.RUNNING
+
+
+async def test_an_error_of_the_store_is_not_blamed_on_a_plain_generator(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(real_time_buffer, count=1)
+    monkeypatch.setattr(real_time_buffer, "open_groups_with_items", Mock(side_effect=DamagedError("a torn page")))
+    plain = {"create_generator": None, "run_rollout": lambda data: None}
+    with pytest.raises(DamagedError):
+        await run(real_time_buffer, job, ScriptedGenerator(by_slot), **plain)
+    assert real_time_buffer.job_by_key(job.key).state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("limit", ["max_groups_ahead", "max_groups_ready"])
