@@ -220,7 +220,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
     ),
     "another max_pixels": (
         lambda: said_of_engine(with_smaller_images),
-        "makes 189 tokens of an image of 540x1200, the model's folder 646",
+        "makes 189 tokens of an image of 540x1200, where the model's folder makes 646",
     ),
     "a picture swapped between siblings": (
         said_of_swapped_pictures,

@@ -8,5 +8,6 @@
 * ``prompt_check`` – compares the prompt ids sent with the ids that the engine ran
 * ``token_records`` – routed experts and top-p ids of single tokens
 * ``banned_tokens`` – tokens that must not be sampled; ``image_token_counts`` – the number of tokens of an image
-* ``tool_call_parser`` – the parser of tool calls, for every dialect
+* ``tool_call_parser`` – the parser of tool calls, for every dialect; ``streamed_calls`` – reads the arguments of a call
+  while its text is sampled
 """

@@ -42,9 +42,11 @@ def with_banned_mass(log_probs: Sequence[float], banned: Any) -> tuple[float, ..
 
 
 def _lost_mass(entries: Any) -> float:
-    """Returns the probability that the ban removed, as a share of the remaining probability; close to m / (1 - m)."""
+    """Returns the probability that the ban removed, relative to the probability that remained: nearly m / (1 - m)."""
     if not isinstance(entries, list):
         return 0.0
+    # Under the ban all probabilities are divided by Z = 1 - m + m e^-40, and ``left`` is m e^-40 / Z: so that
+    # 1 / Z = 1 + left (e^40 - 1).
     left = math.fsum(math.exp(_log_prob(entry)) for entry in entries)
     return left * math.expm1(BAN_DEPTH)
 

@@ -1,7 +1,8 @@
 """The ``Engine`` protocol: token ids and images in, sampled ids and log-probs out.
 
-``sglang.py`` holds the client of an SGLang server or router, ``openai.py`` that of servers which return no token ids;
-``http.py`` holds their common part and ``factory.py`` creates them. ``testing/fake_engine.py`` is the scripted fake for
+``sglang.py`` holds the client of an SGLang server or router, ``openai.py`` the client of servers that return no token
+ids; ``http.py`` holds the common part of both clients, and ``factory.py`` creates them.
+``testing/fake_engine.py`` is the scripted fake for
 tests. One conformance suite runs against all of them.
 """
 
@@ -24,8 +25,8 @@ class GenerateRequest:
     a router sends all turns of a session to the engine that caches their prefix. ``banned_ids`` are never sampled; the
     log-probs of other tokens are computed as without the ban.
 
-    ``on_tokens`` gets the next ids of the reply as they are sampled, from an engine that can stream; others never call
-    it. If a call to the engine fails after it gave ids, the turn is continued after these ids, or it fails.
+    ``on_tokens`` gets the next ids of the reply as they are sampled. Only an engine that can stream calls it. If a call
+    to the engine fails after ``on_tokens`` got ids, the turn is continued after these ids, or it fails.
     """
 
     input_ids: Sequence[int]
@@ -51,7 +52,7 @@ class GenerateReply:
     ``breaks`` counts how often the engine broke off its stream and was asked for the rest.
 
     Raises:
-        EngineError: the turn ended by itself without a token, which no policy can sample.
+        EngineError: the turn ended by itself without a token: no policy samples an empty turn.
     """
 
     output_ids: tuple[int, ...]
@@ -80,30 +81,30 @@ class GenerateReply:
         sha256 of the prompt's images. A shortened turn has finish reason ``length``; its ``weight_version`` remains
         that of the last sampled token.
         """
-        kept = len(self.output_ids) if length is None else length
+        token_count = len(self.output_ids) if length is None else length
         spans = (
-            WeightVersionSpan(span.weight_version, span.start, min(span.end, kept))
+            WeightVersionSpan(span.weight_version, span.start, min(span.end, token_count))
             for span in self.weight_version_spans
-            if span.start < kept
+            if span.start < token_count
         )
         return Generation(
             prompt_ids=prompt_ids if self.ran_prompt_ids is None else self.ran_prompt_ids,
-            output_ids=self.output_ids[:kept],
-            output_log_probs=self.output_log_probs[:kept],
-            finish_reason=self.finish_reason if kept == len(self.output_ids) else "length",
+            output_ids=self.output_ids[:token_count],
+            output_log_probs=self.output_log_probs[:token_count],
+            finish_reason=self.finish_reason if token_count == len(self.output_ids) else "length",
             weight_version=self.weight_version,
             weight_version_spans=tuple(spans),
             images=images,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
-            records=self.record_bytes(len(self.output_ids) - kept),
+            records=self.record_bytes(len(self.output_ids) - token_count),
             prompt_receipt=self.prompt_receipt,
             engine_s=self.engine_s,
         )
 
     def record_bytes(self, cut: int = 0) -> dict[str, RecordBytes]:
         """Returns the records to store in a trajectory, without those of the last ``cut`` tokens."""
-        return {kind: RecordBytes.of(one.part(0, one.end - cut)) for kind, one in self.records.items()}
+        return {kind: RecordBytes.of(records.part(0, records.end - cut)) for kind, records in self.records.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +123,8 @@ class Engine(Protocol):
 
         Raises:
             EngineError: the engine refused the request, sent an invalid reply, or a limit of ``EngineSettings`` was
-                exceeded. An ``EngineAwayError`` if ``retry_timeout_s`` was exceeded and the engine answers no other
-                request either.
+                exceeded. It is an ``EngineAwayError`` if ``retry_timeout_s`` was exceeded and the engine answers no
+                other request either.
         """
         ...
 

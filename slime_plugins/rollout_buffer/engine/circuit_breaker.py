@@ -1,8 +1,8 @@
 """A circuit breaker over all turns of a job: pauses the job while its engine does not work.
 
-It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``MAX_FAILURES`` attempts of
-``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The
-job waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
+It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``MAX_FAILURES`` attempts of at least
+``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The job
+waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
 ``verdict`` returns the reason and the job fails. ``ReportThrottle`` limits the reports of an engine's state: one per
 heartbeat interval during trouble, and one after recovery.
 """
@@ -34,8 +34,11 @@ class CircuitBreaker:
     def __init__(self, engine: HttpEngine) -> None:
         self._engine = engine
         self._looked_at: float | None = None
+        """When ``trouble`` was last called; None after a pause."""
         self._away_s = 0.0
+        """How long the engine has answered no request, pauses excluded."""
         self._failures = 0
+        """Failed attempts since the last episode that finished."""
         self._failed_instances: set[str] = set()
         self._last_failure = ""
         self.answers_others = False
@@ -71,8 +74,8 @@ class CircuitBreaker:
         self._refused_since = None
         if self._away_s > AWAY_TIMEOUT_S:
             return self._engine.refusal or "answers no request"
-        burst = self._failures >= MAX_FAILURES and len(self._failed_instances) >= MIN_FAILED_INSTANCES
-        if not burst:
+        are_many = self._failures >= MAX_FAILURES and len(self._failed_instances) >= MIN_FAILED_INSTANCES
+        if not are_many:
             return ""
         answered = self._probe()
         if answered:
@@ -109,7 +112,7 @@ class CircuitBreaker:
         self._away_s = self._away_s + passed if self._engine.is_away else 0.0
 
     def _probe(self) -> bool | None:
-        """Returns the result of the last probe; None while there is none."""
+        """Returns the result of a probe once it is known, else None; starts a probe every ``PROBE_INTERVAL_S``."""
         if self._probing is not None and self._probing.done():
             probing, self._probing = self._probing, None
             answered = not probing.cancelled() and probing.result()
@@ -125,7 +128,7 @@ class CircuitBreaker:
 
 
 class ReportThrottle:
-    """Selects the reports of one engine to store; none while it works."""
+    """Selects the reports of one engine that are stored: none while the engine works."""
 
     def __init__(self) -> None:
         self._reported_at = -math.inf

@@ -32,10 +32,10 @@ def make_engine(
 
     ``api`` is ``sglang`` or the name of an engine of an installed package (``extensions.py``), which gets ``base_url``
     and ``settings`` only. With ``chat_model`` the server is an OpenAI-compatible one, for evaluations: ``tokenizer``
-    must be the one at ``openai.ENVELOPE_TOKENIZER_PATH``, and the API key comes from the environment. For SGLang, with
-    a tokenizer or its folder, sampled ids outside the vocabulary are refused; with a tokenizer, so is an engine with
-    another tokenizer, and the engine is probed for changed prompts. With ``requires_exact_prompts``, an engine that
-    changes them is refused.
+    must be the one at ``openai.ENVELOPE_TOKENIZER_PATH``, and the API key comes from the environment. SGLang's client
+    refuses sampled ids outside the vocabulary if it has a tokenizer or its folder. With a tokenizer, it also refuses an
+    engine with another tokenizer, and probes the engine for changed prompts. With ``requires_exact_prompts``, it
+    refuses an engine that changes prompts.
 
     Raises:
         ConfigError: ``base_url`` is no http or https address, or no package provides that engine.

@@ -73,10 +73,10 @@ def resized_size(width: int, height: int, rule: SizeRule) -> tuple[int, int]:
     rounded = (round(width / factor) * factor, round(height / factor) * factor)
     if math.prod(rounded) > rule.largest_area:
         shrink = math.sqrt((height * width) / rule.largest_area)
-        return max(factor, _down(width / shrink, factor)), max(factor, _down(height / shrink, factor))
+        return max(factor, _rounded_down(width / shrink, factor)), max(factor, _rounded_down(height / shrink, factor))
     if math.prod(rounded) < rule.smallest_area:
         stretch = math.sqrt(rule.smallest_area / (height * width))
-        return _up(width * stretch, factor), _up(height * stretch, factor)
+        return _rounded_up(width * stretch, factor), _rounded_up(height * stretch, factor)
     return rounded
 
 
@@ -103,9 +103,9 @@ def size_rule_of(folder: str | Path | None) -> SizeRule | None:
 
 def _processor_settings(folder: Path) -> dict[str, Any]:
     """Reads the settings file of transformers 4, or the section of transformers 5."""
-    alone = folder / "preprocessor_config.json"
-    if alone.is_file():
-        return dict(json.loads(alone.read_text("utf-8")))
+    own_file = folder / "preprocessor_config.json"
+    if own_file.is_file():
+        return dict(json.loads(own_file.read_text("utf-8")))
     return dict(json.loads((folder / "processor_config.json").read_text("utf-8"))["image_processor"])
 
 
@@ -120,9 +120,9 @@ def image_size(data: bytes) -> tuple[int, int] | None:
         return None
 
 
-def _down(length: float, factor: int) -> int:
+def _rounded_down(length: float, factor: int) -> int:
     return math.floor(length / factor) * factor
 
 
-def _up(length: float, factor: int) -> int:
+def _rounded_up(length: float, factor: int) -> int:
     return math.ceil(length / factor) * factor

@@ -31,7 +31,7 @@ ENVELOPE_TOKENIZER_PATH: Final = DEMO_TOKENIZER_PATH
 class OpenAiEngine(HttpEngine):
     """Client of a chat server. Prompts must be encoded with the tokenizer at ``ENVELOPE_TOKENIZER_PATH``.
 
-    ``prompt_tokens`` of its replies is None and token ids are the envelope's: token budgets are estimates.
+    ``prompt_tokens`` of its replies is None, and token ids are those of that tokenizer: token budgets are estimates.
     """
 
     route = "/chat/completions"
@@ -68,8 +68,8 @@ class OpenAiEngine(HttpEngine):
         return replace(super()._probe_request(), input_ids=self._envelope.question_ids("Say OK."))
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
-        if answer.status == 400 and is_context_overflow(answer.body):
-            return self._sampled("", "length")
+        if answer.status == 400 and is_context_overflow(answer.body):  # ends the episode, as a reply at its limit does
+            return self._part_of_text("", "length")
         if (
             answer.status == 400
             and self._token_limit_name == "max_tokens"
@@ -77,9 +77,9 @@ class OpenAiEngine(HttpEngine):
         ):
             self._token_limit_name = "max_completion_tokens"
             raise RefusalError("names the token limit max_completion_tokens")
-        return part_of_answer(answer, lambda body: self._sampled(*read_reply(body)))
+        return part_of_answer(answer, lambda body: self._part_of_text(*read_reply(body)))
 
-    def _sampled(self, text: str, finish_reason: str) -> SampledPart:
+    def _part_of_text(self, text: str, finish_reason: str) -> SampledPart:
         ids = self._envelope.reply_ids(text, closed=finish_reason == "stop")
         return SampledPart(
             ids=ids,

@@ -19,10 +19,14 @@ from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.types import Image, Message, SamplingParams
 
 ROLES: Final = frozenset({"system", "user", "assistant"})
-IN_TOKEN_IDS: Final = frozenset({"logit_bias", "stop_token_ids", "max_tokens", "sampling_seed"})
+MAX_ROLE_TOKENS: Final = 8
+"""Limit of the tokens of a role and the line break after it."""
+NOT_SENT: Final = frozenset({"logit_bias", "stop_token_ids", "max_tokens", "sampling_seed"})
 """Sampling parameters that such a server does not have, or that are sent under another name."""
 FINISH_REASONS: Final = {"stop": "stop", "length": "length", "eos": "stop"}
+"""Finish reasons of such servers, and the project's names of them."""
 _MARKER: Final = re.compile(r"(?<=<)(?=\|[a-z_]+\|>)")
+"""Matches after the first character of a text that looks like a special token: split there, it is encoded as text."""
 
 
 class Envelope:
@@ -65,30 +69,30 @@ class Envelope:
 
     def _turns(self, ids: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """Yields role and content of each turn, without the open turn at the end."""
-        held: list[int] | None = None
+        turn: list[int] | None = None
         for token in ids:
             if token == self._begin:
-                held = []
-            elif token == self._end and held is not None:
-                yield self._role_and_content(held)
-                held = None
-            elif held is not None:
-                held.append(token)
+                turn = []
+            elif token == self._end and turn is not None:
+                yield self._role_and_content(turn)
+                turn = None
+            elif turn is not None:
+                turn.append(token)
 
     def _role_and_content(self, ids: list[int]) -> tuple[str, list[int]]:
-        for at in range(1, min(len(ids), 8) + 1):
-            role, newline, rest = self._text(ids[:at]).partition("\n")
-            if newline:
+        for end in range(1, min(len(ids), MAX_ROLE_TOKENS) + 1):
+            role, newline, rest = self._text(ids[:end]).partition("\n")
+            if newline:  # its token may also hold the first characters of the content
                 if role not in ROLES:
                     break
-                return role, [*self._ids(rest), *ids[at:]]
-        raise EngineError(f"a turn of the prompt begins with {self._text(ids[:8])!r}, which is no role")
+                return role, [*self._ids(rest), *ids[end:]]
+        raise EngineError(f"a turn of the prompt begins with {self._text(ids[:MAX_ROLE_TOKENS])!r}, which is no role")
 
     def _message(self, turn: tuple[str, list[int]], pictures: Iterator[Image]) -> Message:
         role, ids = turn
         parts: list[dict[str, Any]] = []
         text: list[int] = []
-        for token in [token for token in ids if token not in self._around_images]:
+        for token in (token for token in ids if token not in self._around_images):
             if token == self._image:
                 parts += [*self._text_part(text), _image_part(next(pictures, None))]
                 text = []
@@ -113,7 +117,7 @@ def chat_body(
     *, model: str, messages: Sequence[Message], sampling_params: SamplingParams, token_limit_name: str
 ) -> bytes:
     """Returns the body of one ``POST /chat/completions``; ``token_limit_name`` is the server's name of the limit."""
-    extra = {key: value for key, value in sampling_params.extra.items() if key not in IN_TOKEN_IDS}
+    extra = {key: value for key, value in sampling_params.extra.items() if key not in NOT_SENT}
     seed = sampling_params.extra.get("sampling_seed")
     body = extra | {
         "model": model,

@@ -27,7 +27,8 @@ RESUMED_ELSEWHERE: Final = "the engine was interrupted and resumed after other i
 class CheckedPrompt:
     """Result of the check of one prompt.
 
-    ``ran_ids`` have one placeholder per image; None if they are the ids sent, unknown, or not to be trained.
+    ``ran_ids`` are the ids that the engine ran, with one placeholder per image; None if they equal the ids sent, are
+    unknown, or are not to be trained.
     """
 
     receipt: PromptReceipt
@@ -35,45 +36,51 @@ class CheckedPrompt:
 
 
 class PromptChecker:
-    """Compares prompts of one model."""
+    """Compares prompts sent with prompts run, for one model."""
 
     def __init__(self, tokenizer: Any = None) -> None:
-        """Without a tokenizer, the check of a prompt with images is unknown, and ``encodes_to_itself`` is always
+        """Without a tokenizer, the result for a prompt with images is ``UNKNOWN``, and ``encodes_to_itself`` is always
         True."""
         self._tokenizer = tokenizer
         self.placeholder_id = None if tokenizer is None else image_placeholder_of(tokenizer)
-        self.end_id: int | None = getattr(tokenizer, "eos_token_id", None)
+        self.eos_id: int | None = getattr(tokenizer, "eos_token_id", None)
 
-    def check(self, sent: Sequence[int], ran: Sequence[int] | None, images: int) -> CheckedPrompt:
-        """Compares a sent prompt with that number of images with the engine's expanded one."""
-        if ran is None or (images and self.placeholder_id is None):
+    def check(self, sent: Sequence[int], ran: Sequence[int] | None, image_count: int) -> CheckedPrompt:
+        """Compares the ids of a prompt with ``image_count`` images with those that the engine ran.
+
+        ``ran`` has the engine's expanded images; it is None if the engine did not report the ids.
+        """
+        if ran is None or (image_count and self.placeholder_id is None):
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.UNKNOWN))
         sent, ran = list(sent), list(ran)
-        if not images:
+        if not image_count:
             if sent == ran:
                 return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL))
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, sent), ran_ids=ran)
         assert self.placeholder_id is not None
         block_lengths = _block_lengths(sent, ran, self.placeholder_id)
-        if block_lengths is not None and len(block_lengths) == images:
+        if block_lengths is not None and len(block_lengths) == image_count:
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(block_lengths)))
         collapsed, block_lengths = _collapsed(ran, self.placeholder_id)
-        if (blocks := len(block_lengths)) != images:
-            reason = f"the engine ran {blocks} blocks of image tokens for {images} images: they cannot be told apart"
+        if (blocks := len(block_lengths)) != image_count:
+            reason = (
+                f"the engine ran {blocks} blocks of image tokens for {image_count} images: they cannot be told apart"
+            )
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, untrained_because=reason))
         receipt = PromptReceipt(PromptCheck.DIFFERING, sent, image_tokens=tuple(block_lengths))
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)
 
     def with_placeholders(self, sent: Sequence[int], ran: Sequence[int]) -> list[int]:
-        """Returns ``ran``, a prompt with one image, with the placeholder for each image token: its length stays.
+        """Returns ``ran``, the ids run for a prompt with one image, with the placeholder in place of each image token.
 
         An engine that is asked for the log-probs of its input reports other ids for image tokens.
         """
         assert self.placeholder_id is not None
         before = list(sent).index(self.placeholder_id)
-        after = len(sent) - before - 1
-        length = len(ran) - before - after
-        return [*ran[:before], *[self.placeholder_id] * length, *ran[len(ran) - after :]] if length > 0 else list(ran)
+        image_tokens = len(ran) - (len(sent) - 1)  # all ids sent but the placeholder are text
+        if image_tokens <= 0:
+            return list(ran)
+        return [*ran[:before], *[self.placeholder_id] * image_tokens, *ran[before + image_tokens :]]
 
     def encodes_to_itself(self, ids: Sequence[int]) -> bool:
         """Returns True if the tokenizer encodes the decoded text to the same ids, or if there is no tokenizer.
@@ -83,9 +90,11 @@ class PromptChecker:
         return self._tokenizer is None or self.encoded(self.decoded(ids)) == list(ids)
 
     def may_end_within(self, ids: Sequence[int], stops: Sequence[str]) -> bool:
-        """Returns True if the ids may end within one of the stop sequences ``stops``: their text ends with the
-        beginning of one, or with an incomplete character, which may belong to one. Without a tokenizer it cannot be
-        known: True if there are any."""
+        """Returns True if the ids may end within one of the stop sequences ``stops``.
+
+        Their text then ends with the beginning of a stop sequence, or with an incomplete character, which may belong to
+        a stop sequence. Without a tokenizer this is unknown: returns True if there are stop sequences.
+        """
         if not stops or self._tokenizer is None:
             return bool(stops)
         end = self.decoded(ids[-4 * max(map(len, stops)) :])  # a character may be four tokens
@@ -101,7 +110,7 @@ class PromptChecker:
 
 
 def _block_lengths(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
-    """Returns the length of the block at each placeholder if all other ids are equal; else None."""
+    """Returns the length of the block that the engine ran at each placeholder; None if any other id differs."""
     lengths: list[int] = []
     at = 0
     for text, is_last in _texts(sent, placeholder):
@@ -120,17 +129,17 @@ def _block_lengths(sent: list[int], ran: list[int], placeholder: int) -> list[in
 
 
 def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]:
-    """Yields the ids between placeholders, and whether they are the last."""
+    """Yields each list of ids between placeholders, and whether it is the last."""
     start = 0
     for _ in range(ids.count(placeholder)):
-        place = ids.index(placeholder, start)
-        yield ids[start:place], False
-        start = place + 1
+        end = ids.index(placeholder, start)
+        yield ids[start:end], False
+        start = end + 1
     yield ids[start:], True
 
 
 def _collapsed(ran: list[int], placeholder: int) -> tuple[list[int], list[int]]:
-    """Returns the ids with each block of placeholders as one, and the lengths of the blocks."""
+    """Returns the ids with one placeholder for each block of placeholders, and the lengths of the blocks."""
     ids: list[int] = []
     lengths: list[int] = []
     for token_id, block in groupby(ran):

@@ -2,8 +2,8 @@
 
 Pure: builds the prompts and evaluates the replies. There is one text prompt and, for a vision model, one prompt for
 each of a few image sizes. Each begins with a system prompt and a word in ids that the tokenizer would not choose, as
-sampled text may be. An engine that does not report the ids it ran (SGLang before 0.5.13) is asked for the log-probs of
-its input, which name the ids; for an image they name other ids than its placeholder.
+the ids of sampled text may be. An engine that does not report the ids it ran (SGLang before 0.5.13) is asked for the
+log-probs of its input, which name the ids; for an image they name other ids than its placeholder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slime_plugins.rollout_buffer.types import Image, PromptCheck
 
 SYSTEM_TEXT: Final = "You are the probe of a rollout buffer."
 IMAGE_SIZES: Final = ((40, 56), (540, 1200))
-"""Widths and heights: one that a size rule enlarges, and a phone screen under the default pixel limit."""
+"""Widths and heights: a small image, which a size rule enlarges, and a phone screen under the default pixel limit."""
 IMAGE_MARKUP: Final = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
 MAX_SHOWN_IDS: Final = 6
 
@@ -88,31 +88,32 @@ class PromptProbe:
     def verdict(self, answers: Sequence[tuple[ProbePrompt, Sequence[int] | None]]) -> EngineFidelity:
         """Compares each prompt with the ids that the engine ran, None if it reported none, and returns the result."""
         findings: list[str] = []
-        kept: dict[bool, PromptIntegrity] = {}
+        results: dict[bool, PromptIntegrity] = {}  # by whether the prompts have images
         for prompt, ran in answers:
-            is_image = bool(prompt.images)
-            kept.setdefault(is_image, PromptIntegrity.UNKNOWN)
+            has_images = bool(prompt.images)
+            results.setdefault(has_images, PromptIntegrity.UNKNOWN)
             if ran is None:
                 continue
             if finding := self._finding(prompt, ran):
                 findings.append(finding)
-                kept[is_image] = PromptIntegrity.CHANGED
-            elif kept[is_image] is PromptIntegrity.UNKNOWN:
-                kept[is_image] = PromptIntegrity.EXACT
+                results[has_images] = PromptIntegrity.CHANGED
+            elif results[has_images] is PromptIntegrity.UNKNOWN:
+                results[has_images] = PromptIntegrity.EXACT
         findings = list(dict.fromkeys(findings))
         return EngineFidelity(
-            text=kept.get(False, PromptIntegrity.UNKNOWN), images=kept.get(True), findings=tuple(findings)
+            text=results.get(False, PromptIntegrity.UNKNOWN), images=results.get(True), findings=tuple(findings)
         )
 
     def _finding(self, prompt: ProbePrompt, ran: Sequence[int]) -> str:
+        """Returns how the engine changes a prompt, as a predicate of "the engine"; empty if it does not."""
         checked = self.checker.check(prompt.ids, ran, len(prompt.images))
         if checked.receipt.check is PromptCheck.DIFFERING:
             return self._what_changed(prompt, checked.ran_ids or list(ran))
-        made = (checked.receipt.image_tokens or (None,))[0]
-        if made is not None and prompt.image_tokens is not None and made != prompt.image_tokens:
+        made, expected = checked.receipt.image_tokens, prompt.image_tokens
+        if made and expected is not None and made[0] != expected:  # a prompt of the probe has one image
             width, height = prompt.size or (0, 0)
             return (
-                f"makes {made} tokens of an image of {width}x{height}, the model's folder {prompt.image_tokens}: "
+                f"makes {made[0]} tokens of an image of {width}x{height}, where the model's folder makes {expected}: "
                 "its image processor has other settings (min_pixels, max_pixels, patch_size)"
             )
         return ""
@@ -129,8 +130,8 @@ class PromptProbe:
         added = len(ran) - len(sent)
         if added > 0 and ran[added:] == sent:
             return f"puts {_excerpt(ran[:added])} before {prompt.kind}, like a second begin token"
-        at = next((n for n, (one, other) in enumerate(zip(sent, ran, strict=False)) if one != other), None)
-        at = min(len(sent), len(ran)) if at is None else at
+        pairs = enumerate(zip(sent, ran, strict=False))
+        at = next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(sent), len(ran)))
         return (
             f"runs other ids than it is sent of {prompt.kind}: from token {at} of {len(sent)} on, "
             f"{_excerpt(ran[at:])} instead of {_excerpt(sent[at:])}"
@@ -138,7 +139,7 @@ class PromptProbe:
 
 
 def prompt_probe(tokenizer: Any, rule: SizeRule | None) -> PromptProbe:
-    """Returns the probe for a transformers tokenizer. ``rule`` is that of the model's folder, None if unknown."""
+    """Returns the probe for a transformers tokenizer. ``rule`` is the model folder's size rule, None if unknown."""
     checker = PromptChecker(tokenizer)
     split = _split_word(checker)
     special = [str(token) for token in tokenizer.all_special_tokens if str(token) not in IMAGE_MARKUP]

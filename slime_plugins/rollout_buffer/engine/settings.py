@@ -13,10 +13,11 @@ class EngineSettings:
     ``retry_timeout_s`` limits the sum of the pauses between failed tries of one turn since its last sampled token. It
     covers engines that restart or load weights, and other programs that reply at the engine's address (a proxy's page,
     a redirect, an empty body). ``deadline_s`` limits a whole turn, held requests included; None = no limit.
-    ``backoff_first_s`` and ``backoff_longest_s`` are the first and the longest pause. A turn fails after
-    ``server_error_tries`` replies with HTTP 500, if the engine answers other requests: a router reports a lost worker
-    that way, and an engine a request that crashes it. ``abort_timeout_s`` limits the abort of a cancelled request.
-    ``connection_limit`` limits open connections; None = unlimited. The client resumes a generation that the engine
+    ``connect_timeout_s`` limits the opening of a connection. ``backoff_first_s`` and ``backoff_longest_s`` are the
+    first and the longest pause. A turn fails after ``server_error_tries`` replies with HTTP 500, if the engine answers
+    other requests: a router answers so when a worker is lost, and an engine when the request makes it fail.
+    ``abort_timeout_s`` limits the abort of a cancelled request. ``connection_limit`` limits open connections; None =
+    unlimited. The client resumes a generation that the engine
     aborted, or broke off in a stream, from its partial tokens; with ``resume_aborted`` false it returns the partial
     output with finish reason ``abort``.
     """

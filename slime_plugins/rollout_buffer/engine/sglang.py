@@ -55,22 +55,23 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER: Final = "X-SMG-Routing-Key"
 TOKENIZE_TIMEOUT_S: Final = 10.0
 MANY_IDS: Final = 4096
-"""A prompt of so many ids is encoded again in a thread, because that takes milliseconds."""
+"""A prompt of this many ids or more is encoded again in a thread, because that takes milliseconds."""
 PROMPT_PROBE_TIMEOUT_S: Final = 60.0
 MODEL_ROUTES: Final = ("/model_info", "/get_model_info")
-"""Routes of SGLang, newest first."""
+"""SGLang's routes that describe its model, newest first."""
 WORKERS_REMEMBERED_S: Final = 10.0  # limits router requests when thousands of episodes are cancelled
 LOAD_ROUTES: Final = ("/v1/loads?include=core", "/get_load")
-"""Routes of SGLang, newest first."""
+"""SGLang's routes that report its load, newest first."""
 LOAD_TIMEOUT_S: Final = 5.0
-_ANSWERS_NO: Final = {
+NO_LOAD_REMEMBERED_S: Final = 60.0
+_MISSING_RECORDS: Final = {
     ROUTED_EXPERTS: "does not return routed experts (return_routed_experts): start SGLang with "
     "--enable-return-routed-experts on a model that has experts, or train without routing replay",
     TOP_P_TOKENS: "does not return the ids kept by top_p (return_top_p_token_ids); the SGLang of slime's image does: "
     "use that, or set top_p to 1",
 }
-NO_LOAD_REMEMBERED_S: Final = 60.0
-Found = TypeVar("Found")
+"""Predicates of "the engine" on missing per-token records, by kind."""
+Answer = TypeVar("Answer")
 
 
 class SglangEngine(HttpEngine):
@@ -109,6 +110,7 @@ class SglangEngine(HttpEngine):
         self._reported_experts = ReportedExperts()
         self._aborts: set[asyncio.Task[None]] = set()
         self._says_no_load: dict[str, float] = {}
+        """By address: when the engine there last did not report its load."""
         self._workers: dict[str, tuple[float, tuple[str, ...]]] = {}
         """By address: when its workers were requested, and the addresses of these workers."""
 
@@ -123,17 +125,17 @@ class SglangEngine(HttpEngine):
 
     async def close(self) -> None:
         """Closes connections after pending aborts were sent. A second call does nothing."""
-        asked = [*self._tokenizer_checks.values(), *self._probes.values()]
-        for question in asked:
-            question.cancel()
-        await asyncio.gather(*asked, return_exceptions=True)
+        probes = [*self._tokenizer_checks.values(), *self._probes.values()]
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
         while self._aborts:
             await asyncio.wait(self._aborts)
         await super().close()
 
     async def _asked_once(
-        self, tasks: dict[str, asyncio.Task[Found | None]], ask: Callable[[str], Coroutine[Any, Any, Found | None]]
-    ) -> Found | None:
+        self, tasks: dict[str, asyncio.Task[Answer | None]], ask: Callable[[str], Coroutine[Any, Any, Answer | None]]
+    ) -> Answer | None:
         """Returns the result of ``ask`` for the engine's address.
 
         Concurrent turns share one call. A result is kept for later turns; after None they ask again.
@@ -142,10 +144,10 @@ class SglangEngine(HttpEngine):
         task = tasks.get(url)
         if task is None:
             task = tasks[url] = asyncio.create_task(ask(url))
-        found = await asyncio.shield(task)
-        if found is None and tasks.get(url) is task:
-            del tasks[url]  # no answer: the next turn tries again
-        return found
+        answer = await asyncio.shield(task)
+        if answer is None and tasks.get(url) is task:
+            del tasks[url]
+        return answer
 
     async def _check_tokenizer(self) -> None:
         """Compares tokenizers once per engine.
@@ -165,7 +167,8 @@ class SglangEngine(HttpEngine):
             )
 
     async def _tokenizer_complaint(self, url: str, probe: TokenizerProbe) -> str | None:
-        """Returns how the engine's tokenizer differs; empty if it does not or is unknown, None without an answer."""
+        """Returns how the engine's tokenizer differs; empty if it does not differ or the engine has no such route, None
+        if the engine did not answer."""
         body = {"prompt": probe.text, "add_special_tokens": False}
         try:
             async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
@@ -181,9 +184,9 @@ class SglangEngine(HttpEngine):
 
     @property
     def fidelity(self) -> EngineFidelity | None:
-        asked = self._probes.get(self._base_url)
-        is_answered = asked is not None and asked.done() and not asked.cancelled() and asked.exception() is None
-        return asked.result() if asked is not None and is_answered else None
+        probe = self._probes.get(self._base_url)
+        is_answered = probe is not None and probe.done() and not probe.cancelled() and probe.exception() is None
+        return probe.result() if probe is not None and is_answered else None
 
     async def probe_prompts(self) -> EngineFidelity | None:
         """As ``HttpEngine.probe_prompts``; concurrent turns share the probe."""
@@ -226,7 +229,7 @@ class SglangEngine(HttpEngine):
 
     async def _ran_ids(self, url: str, prompt: ProbePrompt) -> list[int] | None:
         """Returns the ids that the engine ran for a prompt, images as placeholders; None if it reports none."""
-        for by_log_probs in (False, True):
+        for by_log_probs in (False, True):  # log-probs are for SGLang before 0.5.13, which reports no ids otherwise
             body = probe_body(prompt.ids, prompt.images, by_log_probs=by_log_probs)
             headers = {"Content-Type": "application/json", SESSION_HEADER: "probe", **key_headers(url)}
             async with self._open_session().post(
@@ -281,9 +284,10 @@ class SglangEngine(HttpEngine):
         )
 
     def _needs_ran_ids(self, request: GenerateRequest) -> bool:
-        """Returns False for an engine that is known to run text prompts unchanged.
+        """Returns False for a prompt of text if the engine is known to run such prompts unchanged.
 
-        Each event of a stream would repeat the ids that the engine ran, so they are left out where nothing can differ.
+        Each event of a stream would repeat the ids that the engine ran, so they are not requested where nothing can
+        differ.
         """
         return bool(request.images) or not self._probe_found(PromptIntegrity.EXACT, request)
 
@@ -303,7 +307,7 @@ class SglangEngine(HttpEngine):
             self._check_ids(ids)
             on_tokens(ids)
 
-        return StreamedReply(deliver, request.sampling_params, self._prompts.end_id)
+        return StreamedReply(deliver, request.sampling_params, self._prompts.eos_id)
 
     def _experts_from(self, request: GenerateRequest, ids: Sequence[int]) -> int:
         """Returns the first position whose experts are still to be reported.
@@ -314,15 +318,15 @@ class SglangEngine(HttpEngine):
         asked = asked_records(request.sampling_params)
         if ROUTED_EXPERTS not in asked or self._probe_found(PromptIntegrity.CHANGED, request):
             return 0
-        return self._reported_experts.start(request.session_id, ids, request.images)
+        return self._reported_experts.first_missing(request.session_id, ids, request.images)
 
     def _part(self, answer: HttpAnswer) -> SampledPart:
         return part_of_answer(answer, parse_generate_reply)
 
     def _check(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
-        cap = request.sampling_params.max_new_tokens - len(sampled)
-        if len(part.ids) > cap:
-            raise EngineError(f"the engine sent {len(part.ids)} tokens for a limit of {cap}")
+        limit = request.sampling_params.max_new_tokens - len(sampled)
+        if len(part.ids) > limit:
+            raise EngineError(f"the engine sent {len(part.ids)} tokens for a limit of {limit}")
         if not part.ids and not sampled and part.finish_reason != "abort":
             raise EngineError(f"the engine sent no token and finish_reason {part.finish_reason!r}")
         self._check_ids(part.ids)
@@ -338,15 +342,15 @@ class SglangEngine(HttpEngine):
         return False
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        beyond = first_invalid_id(ids, self._vocabulary_size)
-        if beyond is not None:
-            of = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
-            raise EngineError(f"the engine sent the token id {beyond}, which is not in the vocabulary{of}")
+        invalid_id = first_invalid_id(ids, self._vocabulary_size)
+        if invalid_id is not None:
+            size = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
+            raise EngineError(f"the engine sent the token id {invalid_id}, which is not in the vocabulary{size}")
 
     def _check_records(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
         missing = asked_records(request.sampling_params) - part.records.keys()
         if missing:
-            raise EngineError(f"the engine at {redacted(self._base_url)} {_ANSWERS_NO[min(missing)]}")
+            raise EngineError(f"the engine at {redacted(self._base_url)} {_MISSING_RECORDS[min(missing)]}")
         if (experts := part.records.get(ROUTED_EXPERTS)) is not None:
             ids = [*request.input_ids, *sampled, *part.ids]
             self._reported_experts.note(request.session_id, ids, request.images, experts)
@@ -374,11 +378,11 @@ class SglangEngine(HttpEngine):
         checked: CheckedPrompt | None = None
         prompt, sampled = list(request.input_ids), list[int]()
         for part in (part for part in parts if part.ids):
-            found = self._prompts.check([*prompt, *sampled], part.prompt_ids, len(request.images))
-            if checked is None or found.receipt.check is PromptCheck.UNKNOWN:
-                checked = found
-                prompt = prompt if found.ran_ids is None else found.ran_ids
-            elif found.receipt.check is PromptCheck.DIFFERING and checked.receipt.check is not PromptCheck.UNKNOWN:
+            of_part = self._prompts.check([*prompt, *sampled], part.prompt_ids, len(request.images))
+            if checked is None or of_part.receipt.check is PromptCheck.UNKNOWN:
+                checked = of_part
+                prompt = prompt if of_part.ran_ids is None else of_part.ran_ids
+            elif of_part.receipt.check is PromptCheck.DIFFERING and checked.receipt.check is not PromptCheck.UNKNOWN:
                 checked = replace(
                     checked,
                     receipt=replace(checked.receipt, check=PromptCheck.DIFFERING, untrained_because=RESUMED_ELSEWHERE),
@@ -395,8 +399,9 @@ class SglangEngine(HttpEngine):
         sampled: list[int] = []
         for part in (part for part in parts if part.ids):
             prompt = [*request.input_ids, *sampled]
-            prove = self._prompts.encodes_to_itself
-            if not (prove(prompt) if len(prompt) < MANY_IDS else await asyncio.to_thread(prove, prompt)):
+            encodes_to_itself = self._prompts.encodes_to_itself
+            is_long = len(prompt) >= MANY_IDS
+            if not (await asyncio.to_thread(encodes_to_itself, prompt) if is_long else encodes_to_itself(prompt)):
                 return False
             sampled += part.ids
         return True
@@ -424,7 +429,7 @@ class SglangEngine(HttpEngine):
             await response.read()
 
     async def _worker_urls(self, base_url: str) -> tuple[str, ...]:
-        """Returns the addresses of the engines behind a router, or ``base_url`` alone.
+        """Returns the addresses of the engines behind a router; ``base_url`` alone if there is no router.
 
         A router forwards neither aborts nor questions about load and model, so each worker gets them itself.
         """

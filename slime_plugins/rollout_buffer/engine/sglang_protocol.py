@@ -30,14 +30,17 @@ FINISH_REASONS: Final = ("stop", "length", "abort")
 RETRIED_STATUSES: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later."""
 MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+"""Limit of one event of a streamed reply."""
 _TEXT_OF_IDS: Final = {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True}
-"""With these the decoded text has all ids; without, SGLang removes stop tokens and adds spaces."""
+"""With these the decoded text has all ids; without them SGLang removes stop tokens and adds spaces."""
 _OF_ONE_TOKEN: Final = frozenset(
     {"max_tokens", "min_new_tokens", "top_k", "min_p", "logit_bias", "sampling_seed", "stop_token_ids", "ignore_eos"}
 )
 """Parameters whose effect on a token does not depend on whether the tokens before it were sampled or are prompt."""
 _OF_WHOLE_REPLIES: Final = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+"""Parameters with which the engine matches a reply as a whole, from its first token on."""
 _WITHOUT_EFFECT: Final = {"n": 1, "repetition_penalty": 1}
+"""Values with which a parameter changes nothing."""
 
 
 class ForeignReplyError(Exception):
@@ -128,8 +131,8 @@ def parse_probe_reply(body: bytes) -> list[int] | None:
     entries = meta.get("input_token_logprobs")
     if not isinstance(entries, list) or not entries:
         return None
-    found = [entry[1] for entry in entries if isinstance(entry, list) and len(entry) > 1 and type(entry[1]) is int]
-    return found if len(found) == len(entries) else None
+    ran_ids = [entry[1] for entry in entries if isinstance(entry, list) and len(entry) > 1 and type(entry[1]) is int]
+    return ran_ids if len(ran_ids) == len(entries) else None  # an entry is [log_prob, id, text]
 
 
 def parse_sees_images(body: bytes) -> bool:
@@ -147,8 +150,8 @@ def sampling_params_body(params: SamplingParams, max_new_tokens: int) -> dict[st
     ``max_new_tokens`` is what is left of the limit in ``params``; ``min_new_tokens`` is reduced by the same number.
     """
     extra = {key: value for key, value in params.extra.items() if key not in ("max_tokens", EXPERTS_KEY)}
-    if isinstance(least := extra.get("min_new_tokens"), int):
-        extra["min_new_tokens"] = max(0, least - (params.max_new_tokens - max_new_tokens))
+    if isinstance(minimum := extra.get("min_new_tokens"), int):
+        extra["min_new_tokens"] = max(0, minimum - (params.max_new_tokens - max_new_tokens))
     limits = {"max_new_tokens": max_new_tokens, "temperature": params.temperature, "top_p": params.top_p}
     return extra | limits | _TEXT_OF_IDS
 
@@ -158,8 +161,8 @@ def can_be_continued(params: SamplingParams) -> bool:
 
     The engine's state of a reply is lost for stop sequences, grammars, penalties and any parameter unknown here.
     """
-    may_lose = {key: value for key, value in params.extra.items() if key not in _OF_ONE_TOKEN | _TEXT_OF_IDS.keys()}
-    return all(not value or value == _WITHOUT_EFFECT.get(key) for key, value in may_lose.items())
+    with_state = {key: value for key, value in params.extra.items() if key not in _OF_ONE_TOKEN | _TEXT_OF_IDS.keys()}
+    return all(not value or value == _WITHOUT_EFFECT.get(key) for key, value in with_state.items())
 
 
 def has_grammar(params: SamplingParams) -> bool:
@@ -214,19 +217,24 @@ class StreamedReply:
     """
 
     def __init__(
-        self, on_tokens: Callable[[Sequence[int]], None], params: SamplingParams, end_id: int | None = None
+        self, on_tokens: Callable[[Sequence[int]], None], params: SamplingParams, eos_id: int | None = None
     ) -> None:
-        """``end_id`` is the id of the token with which the model ends a reply."""
+        """``eos_id`` is the id of the token with which the model ends a reply."""
         self._on_tokens = on_tokens
         self._params = params
-        self._end_id = end_id
+        self._eos_id = eos_id
         self._rest = b""
+        """The beginning of a line whose end has not come yet."""
         self._reply: dict[str, Any] = {}
+        """The last event, which may be an error."""
         self._sampled: dict[str, Any] = {}
         """The last event with tokens."""
         self._ids: list[Any] = []
+        """``output_ids`` of all events so far."""
         self._entries: list[Any] = []
+        """``output_token_logprobs`` of all events so far: one ``[log_prob, id, text]`` for each token."""
         self._versions: set[str] = set()
+        """Weight versions that the events have named."""
         self._is_cumulative: bool | None = None
         """Whether each list of an event holds all tokens so far; None until the second event with tokens."""
         self.delivered = 0
@@ -241,23 +249,24 @@ class StreamedReply:
         *lines, self._rest = (self._rest + content).split(b"\n")
         if len(self._rest) > MAX_EVENT_BYTES:
             raise ForeignReplyError(f"an event of more than {MAX_EVENT_BYTES} bytes")
-        events = [line[5:] for line in lines if line.startswith(b"data:") and line[5:].strip() != b"[DONE]"]
+        data = [line.removeprefix(b"data:") for line in lines if line.startswith(b"data:")]
+        events = [event for event in data if event.strip() != b"[DONE]"]
         while events:
-            events = events[-1:] if self._is_cumulative else events
+            events = events[-1:] if self._is_cumulative else events  # the last event then holds all of the others
             self._add(_json_object(events.pop(0)))
 
     @property
     def status(self) -> int:
-        """The HTTP status that the reply would have unstreamed: an error is an event, with its status as code.
+        """The HTTP status that the reply would have unstreamed, as the ``code`` of an event with an ``error`` names it.
 
-        Without a code, an error before any token is a refusal of the request, and counts as HTTP 400.
+        An error without a code that comes before any token is a refusal of the request, and counts as HTTP 400.
         """
         error = self._reply.get("error")
         code = error.get("code", 200 if self.delivered else 400) if isinstance(error, dict) else None
         return code if isinstance(code, int) and 400 <= code < 600 else 200
 
     def body(self) -> bytes:
-        """The body that the reply would have unstreamed.
+        """Returns the body that the reply would have unstreamed.
 
         Raises:
             ForeignReplyError: the stream ended before the reply.
@@ -267,14 +276,15 @@ class StreamedReply:
         return orjson.dumps(self._reply) if self._reply else b""
 
     def part(self) -> SampledPart | None:
-        """Returns the delivered part of a reply that broke off, as aborted unless its last event or id ends the reply.
+        """Returns the delivered part of a reply that broke off; as aborted, unless its last event or id ends the reply.
 
         Returns None if the reply cannot be continued. It cannot if the weight version changed meanwhile, because only
         the last event reports the version of each token.
         """
         reason, extra = self._finish_reason, self._params.extra
-        ends = () if extra.get("ignore_eos") else (self._end_id, *(extra.get("stop_token_ids") or ()))
-        is_ended = self._entries[-1][1] in ends
+        end_ids = () if extra.get("ignore_eos") else (self._eos_id, *(extra.get("stop_token_ids") or ()))
+        last_id = _token(self._entries[-1])[0]
+        is_ended = last_id in end_ids
         if reason is None and (len(self._versions) > 1 or not (is_ended or can_be_continued(self._params))):
             return None
         reason = reason or {"type": "stop" if is_ended else "abort"}
@@ -302,15 +312,20 @@ class StreamedReply:
             if new:
                 self._on_tokens(new)
 
-    def _joined(self, known: list[Any], given: list[Any], total: Any) -> list[Any]:
-        if len(known) == total:
-            return known
-        is_next = not self._is_cumulative and len(given) != total and type(total) is int
-        if known:
-            self._is_cumulative = self._is_cumulative is not False and not is_next
-        if is_next:
-            known.extend(given)
-        return known if is_next else given
+    def _joined(self, earlier: list[Any], given: list[Any], total: Any) -> list[Any]:
+        """Returns a list of all tokens so far.
+
+        ``earlier`` is the list before this event, ``given`` the event's own list, and ``total`` the number of tokens so
+        far, if the event names it.
+        """
+        if len(earlier) == total:  # the event brings no token
+            return earlier
+        is_increment = not self._is_cumulative and len(given) != total and type(total) is int
+        if earlier:  # the lists of the first event are both
+            self._is_cumulative = self._is_cumulative is not False and not is_increment
+        if is_increment:
+            earlier.extend(given)
+        return earlier if is_increment else given
 
 
 def engine_sentence(body: bytes) -> str:
@@ -319,7 +334,7 @@ def engine_sentence(body: bytes) -> str:
         reply = orjson.loads(body)
     except orjson.JSONDecodeError:
         return _shortened(body) or "(no text)"
-    for _ in range(3):
+    for _ in range(3):  # such as {"error": {"message": …}}
         if isinstance(reply, dict):
             reply = next((reply[key] for key in ("error", "message", "detail") if reply.get(key)), str(reply))
     return str(reply)[:1000]
@@ -374,8 +389,9 @@ def urls_of_workers(body: bytes) -> tuple[str, ...]:
         ForeignReplyError: not a JSON object.
     """
     workers = _json_object(body).get("workers")
-    found = [worker.get("url") for worker in workers if isinstance(worker, dict)] if isinstance(workers, list) else []
-    return tuple(url.rstrip("/") for url in found if isinstance(url, str))
+    entries = workers if isinstance(workers, list) else []
+    urls = [entry.get("url") for entry in entries if isinstance(entry, dict)]
+    return tuple(url.rstrip("/") for url in urls if isinstance(url, str))
 
 
 def data_uri(image: Image) -> str:
@@ -407,7 +423,7 @@ def _token(entry: Any) -> tuple[int, float]:
     """Returns id and log-prob of one entry ``[log_prob, id, text]``."""
     if not isinstance(entry, list) or len(entry) < 2 or type(entry[1]) is not int:
         raise EngineError(f"an entry of output_token_logprobs is {str(entry)[:100]}, not [log-prob, id, text]")
-    if type(entry[0]) is float and LOWEST_LOG_PROB <= entry[0] <= 0.0:  # as nearly all, of thousands in a reply
+    if type(entry[0]) is float and LOWEST_LOG_PROB <= entry[0] <= 0.0:  # nearly always; a reply has thousands
         return entry[1], entry[0]
     log_prob = checked_log_prob(entry[0])
     # JSON has no NaN or infinity: SGLang writes them as null.
@@ -439,8 +455,8 @@ def _weight_version_spans(meta: Mapping[str, Any], version: str | None, length: 
     """Returns the weight version of each token: the engine's per-token spans if they cover the part, else its
     version."""
     spans = _reported_spans(meta.get("weight_versions"))
-    starts = [0, *(span.end for span in spans)]
-    if spans and starts[:-1] == [span.start for span in spans] and starts[-1] == length:
+    bounds = [0, *(span.end for span in spans)]
+    if spans and bounds[:-1] == [span.start for span in spans] and bounds[-1] == length:
         return tuple(span for span in spans if span.end > span.start)
     return (WeightVersionSpan(version, 0, length),) if version is not None and length else ()
 

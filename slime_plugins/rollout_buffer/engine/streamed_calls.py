@@ -1,7 +1,7 @@
-"""Pure: reads the arguments of a tool call while its text comes, in the dialects of ``tool_call_parser``.
+"""Reads the arguments of a tool call while its text is sampled, in the dialects of ``tool_call_parser``. Pure.
 
-The arguments come in pieces of compact JSON, which together are at any time the beginning of the object that
-``call_at`` reads of the complete call. The last brace is left out: only a complete call is known to be readable.
+The arguments are given out in pieces of compact JSON. Joined, the pieces are at any time the beginning of the object
+that ``call_at`` reads of the complete call. The last brace is left out: only a complete call is known to be readable.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ _ESCAPE = re.compile(
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 _CLOSERS = {"{": "}", "[": "]"}
 _SCALAR = "0"
+"""Stands for any number or word in a list of expected tokens."""
 _VALUE, _KEY = f'{{["{_SCALAR}', '"'
+"""The tokens with which a value, and a key, begin."""
 
 
 def begins_at(text: str, at: int, marks: Sequence[str]) -> int:
-    """Returns the index, ``at`` or later, from which a text is the beginning of a mark; its length without such."""
+    """Returns the first index from ``at`` on at which the beginning of a mark ends the text; else the text's length."""
     longest = max(map(len, marks), default=1)
-    starts = range(max(at, len(text) - longest + 1), len(text))
+    starts = range(max(at, len(text) - longest + 1), len(text))  # a longer rest cannot be the beginning only
     return next((start for start in starts if any(mark.startswith(text[start:]) for mark in marks)), len(text))
 
 
@@ -65,7 +67,7 @@ class StreamedCall:
         return self._arguments is not None and self._arguments.is_broken
 
     def read(self, text: str, start: int, end: int) -> str:
-        """Returns what the text of the call up to ``end`` adds to the arguments; its mark is at ``start``."""
+        """Returns what the text of the call up to ``end`` adds to the arguments; the call's mark is at ``start``."""
         if self._arguments is None:
             opening = _HERMES.match(text, start, end) or _CODER.match(text, start, end)
             if opening is None or not opening[1].strip():
@@ -82,7 +84,7 @@ class _Arguments(Protocol):
     is_broken: bool
 
     def read(self, text: str, at: int, end: int) -> tuple[str, int]:
-        """Returns what a part of a text adds to the arguments, and from where it is to be read on."""
+        """Returns what the text from ``at`` to ``end`` adds to the arguments, and the index to read on from."""
         ...
 
 
@@ -92,20 +94,20 @@ class _Json:
     def __init__(self) -> None:
         self.is_broken = False
         self._expected = "{"
-        """The tokens that may come; ``_SCALAR`` stands for numbers and words."""
+        """The tokens that may come next; empty after the last brace."""
         self._open: list[str] = []
         """The ends of the open objects and lists."""
         self._in_string = False
 
     def read(self, text: str, at: int, end: int) -> tuple[str, int]:
-        said: list[str] = []
+        pieces: list[str] = []
         while at < end and self._expected and not self.is_broken:
             more, after = self._string(text, at, end) if self._in_string else self._token(text, at, end)
             if after == at:
                 break
-            said.append(more)
+            pieces.append(more)
             at = after
-        return "".join(said), at
+        return "".join(pieces), at
 
     def _token(self, text: str, at: int, end: int) -> tuple[str, int]:
         found = _TOKEN.match(text, at, end)
@@ -118,7 +120,7 @@ class _Json:
         self.is_broken = is_deep or kind not in self._expected
         if kind == _SCALAR and not self.is_broken:
             if after == end:
-                return "", at  # more of it may come
+                return "", at  # more characters of the scalar may come
             scalar = read_scalar(token)
             self.is_broken = scalar is None
             token = scalar or ""
@@ -152,7 +154,7 @@ class _Json:
             return _escaped(plain[0]), plain.end()
         if (escape := _ESCAPE.match(text, at, end)) is not None:
             return _escaped(json.loads(f'"{escape[0]}"')), escape.end()
-        self.is_broken = end - at >= _LONGEST_ESCAPE
+        self.is_broken = end - at >= _LONGEST_ESCAPE  # a shorter rest may become an escape
         return "", at
 
 
@@ -163,12 +165,13 @@ class _Parameters:
         self.is_broken = False
         self._texts = texts
         self._before = "{"
+        """What stands before the next parameter."""
         self._in_text = self._in_value = False
         self._is_first = False
-        """Whether no character of the value was read yet: it begins after a line break."""
+        """True before the first character of a value, which may be a line break that is no part of the value."""
 
     def read(self, text: str, at: int, end: int) -> tuple[str, int]:
-        said: list[str] = []
+        pieces: list[str] = []
         while at < end:
             if self._in_text:
                 more, after = self._text(text, at, end)
@@ -178,9 +181,9 @@ class _Parameters:
                 more, after = self._parameter(text, at, end)
             if after == at:
                 break
-            said.append(more)
+            pieces.append(more)
             at = after
-        return "".join(said), at
+        return "".join(pieces), at
 
     def _parameter(self, text: str, at: int, end: int) -> tuple[str, int]:
         opening = PARAMETER.match(text, at, end)

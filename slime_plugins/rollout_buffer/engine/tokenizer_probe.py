@@ -1,4 +1,4 @@
-"""Compares an engine's tokenizer with the job's by encoding a text: another tokenizer gives nonsense or a crash.
+"""Compares an engine's tokenizer with the job's by encoding a text: with another tokenizer turns are nonsense or crash.
 
 SGLang does not check ids before its embedding lookup: one id beyond its vocabulary crashes the scheduler and with it
 the trainer's server (seen with 0.5.23). A vocabulary in another order gives nonsense without an error.
@@ -24,14 +24,14 @@ class TokenizerProbe:
     ids: tuple[int, ...]
 
     def complaint(self, body: bytes) -> str:
-        """Returns how the ids in a reply to ``/tokenize`` differ; empty if they do not, or if it is no such reply."""
+        """Returns how the ids in a reply of ``/tokenize`` differ; empty if they are equal, or there are none in it."""
         try:
-            found = json.loads(body)["tokens"]
+            theirs = json.loads(body)["tokens"]
         except (ValueError, KeyError, TypeError, RecursionError):
             return ""
-        if not isinstance(found, list) or tuple(found) == self.ids:
+        if not isinstance(theirs, list) or tuple(theirs) == self.ids:
             return ""
-        return f"{_first_difference(self.ids, found)} of the text {self.text!r}"
+        return f"{_first_difference(self.ids, theirs)} of the text {self.text!r}"
 
 
 def tokenizer_probe(tokenizer: Any) -> TokenizerProbe:
@@ -41,7 +41,7 @@ def tokenizer_probe(tokenizer: Any) -> TokenizerProbe:
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[object]) -> str:
-    at = next((n for n, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
+    at = next((index for index, (own, other) in enumerate(zip(ours, theirs, strict=False)) if own != other), None)
     if at is None:
         return f"{len(theirs)} tokens instead of {len(ours)}"
     return f"token {at} is {theirs[at]!r} instead of {ours[at]}"

@@ -13,7 +13,7 @@ Rules for incomplete or ambiguous output, for all callers:
   text before a ``</think>`` without a start is one that the prompt opened. Closed ``<thinking>`` blocks, which some
   prompts ask for, are thoughts too.
 * Marks inside of a string of a valid call belong to the string.
-* A call in which a key of ``hermes`` stands twice has a problem: readers take the first or the last.
+* A call of ``hermes`` with a key twice has a problem, because readers of JSON differ in which of the two they take.
 * Arguments may be a JSON string, may be named ``parameters``, and may be missing.
 * Line breaks inside of JSON strings are accepted. A value of ``qwen3_coder`` is a string if the tool's schema declares
   one; otherwise it is parsed as JSON, or else a string.
@@ -128,9 +128,10 @@ def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
             at = end if is_whole else at
         elif mark[0] == "</think>":
             spans = [(0, at)]  # opened by the prompt, or the mark is quoted in a thought: all before it is thought
-        elif mark[0] == "<think>" or at <= last_end:
-            end = text.find(f"</{mark[0][1:]}", at)
-            at = end + len(mark[0]) + 1 if end >= 0 else len(text)
+        elif mark[0] == "<think>" or at <= last_end:  # a <thinking> that is never closed is text
+            end_mark = f"</{mark[0][1:]}"
+            end = text.find(end_mark, at)
+            at = end + len(end_mark) if end >= 0 else len(text)
             spans.append((start, at))
     return spans
 
@@ -150,15 +151,15 @@ def _texts_and_calls(text: str, at: int, limit: int, tools: Tools) -> Iterator[S
 def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tuple[ToolCall, int, bool]:
     """Returns the call whose mark begins at ``start``, the end of its segment, and whether it is complete.
 
-    A complete call was parsed to its end; its name or arguments may still have a problem. The segment of another one
-    ends at ``limit`` at the latest.
+    A complete call was parsed to its end; its name or arguments may still have a problem. The segment of an incomplete
+    call ends at ``limit`` at the latest.
     """
     inside = start + len(CALL)
     try:
         function, at = _dialect_at(text, inside).read(text, inside, tools)
         end = _end_of_call(text, at)
     except _MalformedError as error:
-        return _broken(text, inside, str(error), len(text) if limit is None else limit)
+        return _invalid_call(text, inside, str(error), len(text) if limit is None else limit)
     call = read_function(function)
     raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, at, end) else end]
     return ToolCall(name=call.name, arguments=call.arguments, raw=raw.strip(), problem=call.problem), end, True
@@ -166,7 +167,7 @@ def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tu
 
 def _dialect_at(text: str, at: int) -> Dialect:
     first = _space_end(text, at)
-    return next((one for one in DIALECTS if one.begins.match(text, first)), DIALECTS[0])
+    return next((dialect for dialect in DIALECTS if dialect.begins.match(text, first)), DIALECTS[0])
 
 
 def _end_of_call(text: str, at: int) -> int:
@@ -179,7 +180,7 @@ def _end_of_call(text: str, at: int) -> int:
     return after
 
 
-def _broken(text: str, inside: int, problem: str, limit: int) -> tuple[ToolCall, int, bool]:
+def _invalid_call(text: str, inside: int, problem: str, limit: int) -> tuple[ToolCall, int, bool]:
     """Returns an invalid call: it extends to its end mark, the next call, or ``limit``."""
     following = text.find(CALL, inside, limit)
     limit = limit if following < 0 else following
@@ -212,18 +213,18 @@ def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any],
         _refuse("the tool call has no <function=NAME>")
     name = opening[1].strip()
     texts = text_parameters(tools, name)
-    places: dict[str, tuple[int, int]] = {}
+    spans: dict[str, tuple[int, int]] = {}
     at, closings = opening.end(), _parameter_ends(text)
     while (parameter := PARAMETER.match(text, at)) is not None:
         following = bisect_left(closings, parameter.end())
         if following == len(closings):
             _refuse(f"a parameter is not closed by {PARAMETER_END}")
-        places[parameter[1].strip()] = parameter.end(), closings[following]
+        spans[parameter[1].strip()] = parameter.end(), closings[following]
         at = closings[following] + len(PARAMETER_END)
     ending = _FUNCTION_END.match(text, at)
     if ending is None:
         _refuse("the tool call is not closed by </function>, or has more than <parameter=KEY>value</parameter>")
-    arguments = {key: parameter_value(text[start:end], is_text=key in texts) for key, (start, end) in places.items()}
+    arguments = {key: parameter_value(text[start:end], is_text=key in texts) for key, (start, end) in spans.items()}
     return {"name": name, "arguments": arguments}, ending.end()
 
 
@@ -255,8 +256,8 @@ def text_parameters(tools: Tools, name: str) -> frozenset[str]:
         schema = function.get("parameters")
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         if isinstance(properties, Mapping):
-            declared = {key: one.get("type") for key, one in properties.items() if isinstance(one, Mapping)}
-            return frozenset(key for key, kind in declared.items() if kind == "string")
+            schemas = {key: value for key, value in properties.items() if isinstance(value, Mapping)}
+            return frozenset(key for key, value in schemas.items() if value.get("type") == "string")
     return frozenset()
 
 
@@ -286,17 +287,17 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         _refuse("the tool call has a key twice")
-    return found
+    return value
 
 
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, object_pairs_hook=_each_key_once)
 
 
 def read_scalar(text: str) -> str | None:
-    """Returns a number, ``true``, ``false`` or ``null`` of arguments as compact JSON; None if it is none."""
+    """Returns a number, ``true``, ``false`` or ``null`` as compact JSON; None if the text is none of these."""
     import orjson  # here: generator.context_editing.calls is public, and light to import
 
     try:
@@ -320,14 +321,14 @@ def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, in
     It parses ``window`` characters, and more only if the value is longer. The json module counts the lines of its whole
     input for an error message, which takes long for the thousands of broken calls of a model that repeats itself.
     """
-    shown = text[at : at + window]
+    part = text[at : at + window]
     try:
-        value, end = _DECODER.raw_decode(shown)
+        value, end = _DECODER.raw_decode(part)
         return value, at + end
     except _MalformedError:
         raise
     except json.JSONDecodeError as error:
-        if len(shown) == window and (error.pos > window - _MAX_WORD or error.msg.startswith("Unterminated")):
+        if len(part) == window and (error.pos > window - _MAX_WORD or error.msg.startswith("Unterminated")):
             return _decoded(text, at, what, window * 16)
         _refuse(f"{what} is not valid JSON ({error.msg}, at character {error.pos})")
     except ValueError:

@@ -36,19 +36,19 @@ def shown(*, run: int = 1) -> list[int]:
 
 class TestComparing:
     def test_text_is_equal_id_by_id(self) -> None:
-        assert CHECKER.check([1, 2, 3], [1, 2, 3], images=0).receipt == PromptReceipt(PromptCheck.EQUAL)
+        assert CHECKER.check([1, 2, 3], [1, 2, 3], image_count=0).receipt == PromptReceipt(PromptCheck.EQUAL)
 
     def test_another_id_in_the_same_place_is_a_difference(self) -> None:
-        found = CHECKER.check([1, 2, 3], [1, 9, 3], images=0)
+        found = CHECKER.check([1, 2, 3], [1, 9, 3], image_count=0)
         assert (found.receipt.check, found.ran_ids, found.receipt.sent_ids) == ("differing", [1, 9, 3], [1, 2, 3])
 
     def test_an_image_is_equal_whatever_its_run_is_and_its_length_is_kept(self) -> None:
         sent = [1, *shown(), 2, *shown(), 3]
         ran = [1, *shown(run=4), 2, *shown(run=7), 3]
-        assert CHECKER.check(sent, ran, images=2).receipt == PromptReceipt(PromptCheck.EQUAL, image_tokens=(4, 7))
+        assert CHECKER.check(sent, ran, image_count=2).receipt == PromptReceipt(PromptCheck.EQUAL, image_tokens=(4, 7))
 
     def test_text_beside_an_image_is_compared_and_the_engines_ids_come_back_with_one_placeholder(self) -> None:
-        found = CHECKER.check([*LETTERS, *shown(), 3], [*WORD, *shown(run=4), 3], images=1)
+        found = CHECKER.check([*LETTERS, *shown(), 3], [*WORD, *shown(run=4), 3], image_count=1)
         assert found.ran_ids == [*WORD, *shown(), 3]
         assert found.receipt.image_tokens == (4,)
         assert not found.receipt.untrained_because
@@ -65,14 +65,14 @@ class TestComparing:
     def test_images_whose_tokens_cannot_be_told_apart_train_nothing(
         self, sent: list[int], ran: list[int], images: int
     ) -> None:
-        found = CHECKER.check(sent, ran, images=images)
+        found = CHECKER.check(sent, ran, image_count=images)
         assert found.receipt.check is PromptCheck.DIFFERING
         assert f"blocks of image tokens for {images} images" in found.receipt.untrained_because
         assert found.ran_ids is None
 
     @pytest.mark.parametrize("ran", [[1, *shown(run=3)], [1, *shown(run=3), 3, 3], [1, START, END, 3]])
     def test_what_is_missing_or_too_much_is_a_difference(self, ran: list[int]) -> None:
-        assert CHECKER.check([1, *shown(), 3], ran, images=1).receipt.check is PromptCheck.DIFFERING
+        assert CHECKER.check([1, *shown(), 3], ran, image_count=1).receipt.check is PromptCheck.DIFFERING
 
     def test_a_prompt_encodes_to_itself_or_does_not(self) -> None:
         assert CHECKER.encodes_to_itself([*WORD, *shown(), *WORD])
