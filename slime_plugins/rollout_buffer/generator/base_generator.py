@@ -187,6 +187,7 @@ class Score:
     turn_rewards: Sequence[float] | None = None
 
 
+# The outcome and stop reason of an episode, by the finish reason of its last reply.
 _ENDINGS = {
     "stop": (Outcome.COMPLETED, StopReason.STOP),
     "length": (Outcome.TRUNCATED, StopReason.MAX_TOKENS),
@@ -201,7 +202,7 @@ class MultiTurnGenerator:
     """
 
     REQUIRED_KEYS: ClassVar[tuple[str, ...]] = ("tokenizer_path",)
-    """A module that has a generator of this class, and no ``REQUIRED_KEYS`` of its own, requires these."""
+    """A module with a generator of this class and no ``REQUIRED_KEYS`` of its own requires these keys of a payload."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None

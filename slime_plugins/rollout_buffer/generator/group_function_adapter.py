@@ -94,14 +94,14 @@ def _as_item(member: Member) -> ItemDict:
 def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
     """Returns members with the rewards and in the order that a group function returned; a repeated uid is a copy."""
     items = answer[1] if isinstance(answer, tuple) else answer
-    known = {member.uid: member for member in before}
-    seen: Counter[str] = Counter()
+    members_by_uid = {member.uid: member for member in before}
+    occurrences: Counter[str] = Counter()
     members = []
     for item in items:
-        member = known[item["uid"]]
-        copies = seen[member.uid]
-        seen[member.uid] += 1
-        uid = f"{member.uid}+copy{copies}" if copies else member.uid
+        member = members_by_uid[item["uid"]]
+        copy_number = occurrences[member.uid]
+        occurrences[member.uid] += 1
+        uid = f"{member.uid}+copy{copy_number}" if copy_number else member.uid
         raw = item.get("raw_reward", member.raw_reward)
         raw_reward = None if raw is None else as_reward(raw)
         members.append(replace(member, uid=uid, reward=as_reward(item["reward"]), raw_reward=raw_reward))

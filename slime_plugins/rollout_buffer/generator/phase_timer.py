@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.types import Generation
 
 
 class PhaseTimer:
-    """Sums seconds by phase. ``clock`` returns monotonic seconds. Each turn has one phase ``generate``."""
+    """Sums seconds by phase. ``clock`` returns monotonic seconds. The phase ``generate`` is entered once per turn."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,7 +37,7 @@ class PhaseTimer:
         return dict(self._seconds)
 
     def with_environment_times(self, generations: Sequence[Generation]) -> tuple[Generation, ...]:
-        """Returns an episode's generations with the seconds between each reply and the next request, or now."""
+        """Returns the generations with the seconds from each reply to the next request; from the last reply, to now."""
         starts = [start for start, _ in self._requests[1:]] + [self._clock()]
         gaps = [start - end for start, (_, end) in zip(starts, self._requests, strict=False)]
         return tuple(replace(generation, environment_s=gap) for generation, gap in zip(generations, gaps, strict=False))

@@ -128,9 +128,8 @@ class BaseGenerator:
         self.num_repeats = int(num_repeats)
         self.skip_instance_ids = [str(instance_id) for instance_id in skip_instance_ids or ()]
         self.client = _openai_client(remote_engine_url)
-        from slime_plugins.rollout_buffer.client import (
-            RolloutBufferClient,
-        )  # not at the top: every runner loads this file
+        # Not imported at the top, because every runner loads this file.
+        from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
         self._buffer = RolloutBufferClient(remote_buffer_url, token=os.environ.get("ROLLOUT_BUFFER_TOKEN") or None)
 
@@ -259,8 +258,8 @@ class _Plays:
         """Logs the number of failures and their most frequent error; raises GeneratorError if all failed."""
         if not self._failures:
             return
-        (commonest, times), *_ = self._failures.most_common(1)
-        message = f"{self._failures.total()} of {self._finished} plays failed, {times} of them with {commonest}"
+        ((commonest, count),) = self._failures.most_common(1)
+        message = f"{self._failures.total()} of {self._finished} plays failed, {count} of them with {commonest}"
         if self._failures.total() == self._finished:
             raise GeneratorError(message)
         logger.warning("%s", message)

@@ -48,6 +48,7 @@ REWARD_RANGE = (0.0, 1.0)
 
 TOKEN_VARIABLE: Final = "ROLLOUT_SERVER_TOKEN"
 TRIES: Final = 5
+"""Maximum number of requests for one answer of the rollout server."""
 MAX_RETRY_PAUSE_S: Final = 15.0
 
 

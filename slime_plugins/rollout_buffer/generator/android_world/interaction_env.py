@@ -85,10 +85,10 @@ class AndroidWorldEnv:
         """
         play = self._playing()
         self._turns += 1
-        done = await play.act(play.read(response_text), self._turns)
-        self._ended_by_agent = done is not None
-        over = self._ended_by_agent or self._turns >= play.max_turns
-        return self._observation(), over, {**play.log[-1], "stop_reason": str(done) if done else None}
+        end = await play.act(play.read(response_text), self._turns)
+        self._ended_by_agent = end is not None
+        is_over = self._ended_by_agent or self._turns >= play.max_turns
+        return self._observation(), is_over, {**play.log[-1], "stop_reason": str(end) if end else None}
 
     async def compute_final_reward(self) -> float:
         """Returns the reward. Unless ``success_needs_ending`` is set, success counts however the episode ended.

@@ -30,7 +30,7 @@ _VOLATILE = re.compile(
     "rollout_buffer|boot_count|last_|_time=|timestamp|count=|usage|low_battery|next_alarm"
     "|^auto_time|^time_12_24|^show_touches|^pointer_location|^policy_control"
 )
-_FOLDERS_OF_APPS = " /sdcard/Android/"
+_FOLDER_OF_APPS = " /sdcard/Android/"
 """Folder of the shared storage in which apps, also those that run unasked, keep files of their own."""
 
 _SWITCH = {"0": "disable", "1": "enable", "2": "enable"}
@@ -65,8 +65,8 @@ class StatePart(StrEnum):
     ACCOUNTS = "accounts"  # the accounts of the device
 
 
-COUNTED = frozenset(StatePart) - {StatePart.CLOCK}
-"""Parts compared on every device. The clock is not one of them: android_world sets it before each task."""
+ALWAYS_COMPARED = frozenset(StatePart) - {StatePart.CLOCK}
+"""Parts that are compared on every device: all but the clock, which android_world sets before each task."""
 _FILES = "find {} -type f -exec sha1sum {{}} +"
 _WRITABLE = frozenset({StatePart.SETTINGS, StatePart.CLOCK})
 _COMMANDS = {
@@ -101,14 +101,15 @@ class StateCheck:
         """
         found = _read_state(adb, serial, self.script(packages))
         recorded = self._recorded()
+        # The files of an app's snapshot count as the recorded files of the app.
         known = recorded | {
             name.replace("snapshot:", "apps:"): found.pop(name) for name in list(found) if part_of(name) == "snapshot"
         }
         changed = differences(known, found)
         if not (self.required - _WRITABLE).intersection(map(part_of, changed)):
-            partial = self.file.with_suffix(".partial")
-            partial.write_text(json.dumps(found | recorded))
-            partial.replace(self.file)
+            unfinished = self.file.with_suffix(".partial")
+            unfinished.write_text(json.dumps(found | recorded))
+            unfinished.replace(self.file)
         return changed
 
     def put_back(self, adb: AdbServer, serial: str, changed: Mapping[str, str], *, sets_clock: bool) -> dict[str, str]:
@@ -142,12 +143,13 @@ class StateCheck:
         lines = []
         folders = {"apps": "/data/data"} | ({"snapshot": self.snapshots} if self.snapshots else {})
         for package in sorted(map(shlex.quote, packages)):
-            needed = f"{[*folders.values()][-1]}/{package}"
-            found = [
+            # With snapshots, an app is compared with its own, and an app without one is left out.
+            required = f"{self.snapshots or folders['apps']}/{package}"
+            commands = [
                 f"echo @{name}:{package}; {_FILES.format(f'{folder}/{package}')}" for name, folder in folders.items()
             ]
-            lines.append(f"if [ -d {needed} ] && ls {needed} >/dev/null 2>&1; then {'; '.join(found)}; fi")
-        return _script([name for name in _COMMANDS if part_of(name) in COUNTED | self.required], *lines)
+            lines.append(f"if [ -d {required} ] && ls {required} >/dev/null 2>&1; then {'; '.join(commands)}; fi")
+        return _script([name for name in _COMMANDS if part_of(name) in ALWAYS_COMPARED | self.required], *lines)
 
     def _recorded(self) -> State:
         try:
@@ -246,5 +248,5 @@ def _comparable_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
     if part == StatePart.CLOCK:
         return (str(float(line) - time.time()) for line in lines if line.isdecimal())
     if part == StatePart.STORAGE:
-        return (line for line in lines if _FOLDERS_OF_APPS not in line)
+        return (line for line in lines if _FOLDER_OF_APPS not in line)
     return (re.sub(rf" /\S*?/{re.escape(package)}/", " ", line) for line in lines)

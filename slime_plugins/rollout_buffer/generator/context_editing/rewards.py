@@ -107,6 +107,7 @@ def _score_items(answer: str, items: Sequence[str], partial_credit: float) -> Sc
 
 
 def _parts(*texts: str) -> set[str]:
+    """Returns the normalized items of enumerations, which commas, semicolons, line ends and "and" separate."""
     return {normalized(part) for text in texts for part in _BETWEEN_ITEMS.split(text)} - {""}
 
 

@@ -175,9 +175,9 @@ class TaskRunner:
         return end
 
     def repeats(self) -> int:
-        """Returns how many times in a row the newest action was repeated on a screen with equal pixels.
+        """Returns how many times in a row, up to now, the newest action was executed on a screen with equal pixels.
 
-        0 after a reply without a valid action.
+        After a reply without a valid action it is 0.
         """
         actions = [_without(entry, "turn", "thinking_tokens", "note", "corrected") for entry in self.log]
         if not actions or "malformed" in actions[-1]:
@@ -229,7 +229,7 @@ def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _described(parsed: ParsedAction) -> dict[str, Any]:
-    """Returns an action for JSON: points in device pixels, and the model's points as ``coordinate``."""
+    """Returns an action for JSON, with points in device pixels, and as ``coordinate`` in the model's space."""
     action = parsed.action
     return {
         "action": str(action.kind),

@@ -34,6 +34,18 @@ def is_same_text(answer: str, label: str) -> bool:
     return _plain(answer) == _plain(label)
 
 
+def label_of(instance: Instance) -> str:
+    """Returns the right answer of an input line.
+
+    Raises:
+        EnvironmentSetupError: the line has no label.
+    """
+    label = instance.data.get("label", instance.data.get("answer"))
+    if not isinstance(label, str | int | float) or not str(label).strip():
+        raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
+    return str(label)
+
+
 def _last_boxed(text: str) -> str | None:
     """Scans all braces once; of nested boxes the outermost is returned, because it closes last."""
     opened: list[int | None] = []
@@ -54,15 +66,3 @@ def _plain(text: str) -> str:
     plain = text.translate(_NOISE).rstrip(".")
     without_commas = plain.replace(",", "")
     return without_commas if re.fullmatch(r"-?\d{1,3}(,\d{3})*(\.\d+)?", plain) else plain
-
-
-def label_of(instance: Instance) -> str:
-    """Returns the right answer of an input line.
-
-    Raises:
-        EnvironmentSetupError: the line has no label.
-    """
-    label = instance.data.get("label", instance.data.get("answer"))
-    if not isinstance(label, str | int | float) or not str(label).strip():
-        raise EnvironmentSetupError(f"instance {instance.instance_id} needs a label: the right answer")
-    return str(label)

@@ -502,7 +502,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> type[SettingUp]:
     monkeypatch.setattr(base_setup, "check_package", lambda: None)
     monkeypatch.setattr(base_setup, "AndroidWorldPackage", Package)
     monkeypatch.setattr(
-        "slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process._SHUT_DOWN_S", 0.1
+        "slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process._SHUT_DOWN_TIMEOUT_S", 0.1
     )
     return Package
 

@@ -36,6 +36,7 @@ _READ_TRIES = 2
 _PNG = b"\x89PNG"
 _DUMP = "/data/local/tmp/rollout_buffer_window.xml"
 _MOVING = "could not get idle state"
+"""What ``uiautomator`` prints if the screen never stands still."""
 _SCREENCAP = "screencap -p"
 # Without rm a dump that fails would leave the elements of an earlier screen. android_world.env.adb_utils reads those.
 _UIAUTOMATOR = f"rm -f {_DUMP}; uiautomator dump {_DUMP}; cat {_DUMP}"
@@ -136,7 +137,7 @@ class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyp
 
     def _pixels(self, output: bytes) -> np.ndarray[Any, Any]:
         """Returns the pixels of the PNG image in the output; a warning of ``screencap`` may come before it."""
-        with Image.open(io.BytesIO(_from(_PNG, output))) as image:
+        with Image.open(io.BytesIO(_starting_at(_PNG, output))) as image:
             pixels = np.asarray(image.convert("RGB"))
         height, width, _ = pixels.shape
         self._side_lengths = self._side_lengths or sorted((height, width))
@@ -156,15 +157,15 @@ class _NoLog(log_stream.LogStream):  # type: ignore[misc]  # untyped base
 
 
 def _elements(output: bytes) -> list[Any]:
-    dump = _from(b"<?xml", output).decode("utf-8", "replace")
+    dump = _starting_at(b"<?xml", output).decode("utf-8", "replace")
     return list(representation_utils.xml_dump_to_ui_elements(dump))
 
 
-def _from(start: bytes, output: bytes) -> bytes:
+def _starting_at(start: bytes, output: bytes) -> bytes:
     """Returns the output from ``start`` on.
 
     Raises:
-        ValueError: it is not there, with the output.
+        ValueError: ``start`` is not in the output; the message is the output.
     """
     at = output.find(start)
     if at < 0:

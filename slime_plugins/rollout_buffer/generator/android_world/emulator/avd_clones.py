@@ -32,10 +32,12 @@ _MARK = "rollout_buffer_clone_of"
 """The file that marks our clones: name and digest of the base, empty while the clone is incomplete."""
 _PID_FILE = "hardware-qemu.ini.lock"
 _PART = ".rollout_buffer_part"
+"""Suffix of a file that is not copied completely yet."""
 _TEXT_FILES = ("config.ini", "hardware-qemu.ini")
+"""Files in which a clone's name and folder replace those of the base."""
 _MIN_COPY_S = 60.0
 _CLOCK_TOLERANCE_S = 60.0
-_TURN_POLL_S = 0.2
+_COPY_SLOT_POLL_S = 0.2
 _CLONE_RANGE = 0x40049409  # FICLONE
 
 
@@ -118,7 +120,7 @@ def _age_s(pid: int) -> float:
 
 
 def allocated_bytes(avd: Path) -> int:
-    """Returns the disk space of a copy of the virtual device; holes in sparse files take none."""
+    """Returns the disk space of a copy of the virtual device in bytes; holes in sparse files take none."""
     return sum((avd / name).lstat().st_blocks * 512 for name in _files_of(avd))
 
 
@@ -128,11 +130,11 @@ def shares_blocks(folder: Path) -> bool:
     Raises:
         OSError: the folder is not writable.
     """
-    with tempfile.TemporaryFile(dir=folder) as one, tempfile.TemporaryFile(dir=folder) as other:
-        one.write(b"\0" * 4096)
-        one.flush()
+    with tempfile.TemporaryFile(dir=folder) as original, tempfile.TemporaryFile(dir=folder) as copied:
+        original.write(b"\0" * 4096)
+        original.flush()
         try:
-            fcntl.ioctl(other.fileno(), _CLONE_RANGE, one.fileno())
+            fcntl.ioctl(copied.fileno(), _CLONE_RANGE, original.fileno())
         except OSError:
             return False
     return True
@@ -157,7 +159,7 @@ def _copy_slot(avd_home: Path, at_once: int) -> Iterator[None]:
                     continue
                 yield
                 return
-        time.sleep(_TURN_POLL_S)
+        time.sleep(_COPY_SLOT_POLL_S)
 
 
 def _files_of(avd: Path) -> list[Path]:
@@ -165,11 +167,12 @@ def _files_of(avd: Path) -> list[Path]:
     return sorted(
         path.relative_to(avd)
         for path in avd.rglob("*")
-        if (path.is_file() or path.is_symlink()) and not any(_of_a_run(part) for part in path.relative_to(avd).parts)
+        if (path.is_file() or path.is_symlink())
+        and not any(_is_runtime_file(part) for part in path.relative_to(avd).parts)
     )
 
 
-def _of_a_run(name: str) -> bool:
+def _is_runtime_file(name: str) -> bool:
     return name.endswith((".lock", _PART)) or name in ("snapshots", _MARK, "tmpAdbCmds")
 
 
@@ -187,13 +190,15 @@ def _copy(source: Path, target: Path, seconds_per_gb: float) -> None:
 
 
 def _is_copied(source: Path, target: Path) -> bool:
+    """Returns True if a current copy of the file exists; text files are always copied, because clones change them."""
     if source.name in _TEXT_FILES or not target.exists():
         return False
-    ours, theirs = source.lstat(), target.lstat()
-    return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
+    original, copied = source.lstat(), target.lstat()
+    return (original.st_size, original.st_mtime_ns) == (copied.st_size, copied.st_mtime_ns)
 
 
 def _remove_all_but(target: Path, wanted: set[Path]) -> None:
+    """Removes what is not in ``wanted``, relative paths of files; the clone's mark stays."""
     for path in sorted(target.rglob("*"), reverse=True):
         name = path.relative_to(target)
         if path.is_dir() and not path.is_symlink():
@@ -207,10 +212,10 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
     """Copies one file, under another name until it is complete. ``cp`` is killed with this process."""
     part = target.with_name(f"{target.name}{_PART}")
     command = ["cp", "-a", "--reflink=auto", "--sparse=always", "--", str(source), str(part)]
-    left_s = max(deadline - time.monotonic(), 0.0)
+    remaining_s = max(deadline - time.monotonic(), 0.0)
     try:
         subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=left_s, preexec_fn=dies_with(os.getpid())
+            command, check=True, capture_output=True, text=True, timeout=remaining_s, preexec_fn=dies_with(os.getpid())
         )
         part.replace(target)
     except subprocess.TimeoutExpired as error:

@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_
 logger = logging.getLogger(__name__)
 
 _STEPS_PER_COMPLEXITY = 10
+"""A task's budget of steps, per unit of the package's ``complexity``."""
 _INITIALIZE_ATTEMPTS = 2
 _READABLE_WHEN_BEGUN = {"RetroPlayingQueue": "the app makes the database of its queue when it first plays something"}
 """Tasks whose success cannot be read before the first action, and why. Until then it counts as 0."""
@@ -53,8 +54,8 @@ class AndroidWorldDevice:
     """
 
     _solved_at_start = False
-    _touched: frozenset[str] = frozenset()
-    _changed: Mapping[str, str] = MappingProxyType({})
+    _last_packages: frozenset[str] = frozenset()
+    _changed_parts: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -169,10 +170,10 @@ class AndroidWorldDevice:
     def _check_capabilities(self, task_name: str) -> None:
         lacks = missing(task_name, self._endpoint.capabilities)
         if lacks:
-            count = len(playable(self._endpoint.capabilities))
+            playable_count = len(playable(self._endpoint.capabilities))
             raise EnvironmentSetupError(
                 f"{task_name} needs {' and '.join(lacks)}, which {self._endpoint.serial} does not have: it can play "
-                f"{count} of {len(task_needs())} tasks (rollout-buffer doctor names them)",
+                f"{playable_count} of {len(task_needs())} tasks (rollout-buffer doctor names them)",
                 {"fault": REFUSED},
             )
 
@@ -203,15 +204,15 @@ class AndroidWorldDevice:
             DeviceError: a part that the host requires differs, also after a second restore; or the host cannot restore.
         """
         for may_retry in (True, False):
-            if not self._host.restore(sorted(self._touched | packages)):
+            if not self._host.restore(sorted(self._last_packages | packages)):
                 self._connect()
-            self._changed, check = self._compared(packages), self._endpoint.state
-            if check is None or not check.required.intersection(map(part_of, self._changed)):
+            self._changed_parts, check = self._compared(packages), self._endpoint.state
+            if check is None or not check.required.intersection(map(part_of, self._changed_parts)):
                 break
             if not may_retry:
                 check.give_up()
-                raise not_restored(self._endpoint.serial, self._changed, check.file)
-        self._touched = packages
+                raise not_restored(self._endpoint.serial, self._changed_parts, check.file)
+        self._last_packages = packages
 
     def _compared(self, packages: frozenset[str]) -> Mapping[str, str]:
         """Returns what differs from the recorded state and cannot be put back."""
@@ -219,13 +220,13 @@ class AndroidWorldDevice:
         if check is None:
             return {}
         # An app is restored from its snapshot when its task is torn down, otherwise before its task begins.
-        apps = self._touched if check.snapshots else self._touched | packages
+        apps = self._last_packages if check.snapshots else self._last_packages | packages
         try:
             changed = self._endpoint.put_back(self._endpoint.changed_state(apps))
         except DeviceError as error:
             if check.required:
                 raise
-            logger.warning("its restores are not compared any more: %s", error.message)
+            logger.warning("restores of %s are not compared any more: %s", self._endpoint.serial, error.message)
             self._endpoint = replace(self._endpoint, state=None)
             return {}
         if changed:
@@ -284,7 +285,7 @@ class AndroidWorldDevice:
                 "app": ",".join(task.app_names),
                 "settled": stability.value,
                 "solved_at_start": str(self._solved_at_start).lower(),
-                NOT_RESTORED: " ".join(sorted(self._changed)),
+                NOT_RESTORED: " ".join(sorted(self._changed_parts)),
             },
         )
 

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError
 
 _MAGIC = b"QFI\xfb"
 _HEAD = struct.Struct(">4sIQI")
-_MAX_NAME = 1023
+_MAX_NAME = 1023  # qcow2's limit, in bytes
 
 
 def point_into_clone(base: Path, clone: Path) -> None:
@@ -31,18 +31,18 @@ def point_into_clone(base: Path, clone: Path) -> None:
             continue
         if ":" in name.partition("/")[0]:
             raise DeviceError(f"the disk {path.name} of {base} cannot be cloned: its backing file is {name[:80]!r}")
-        # A relative name starts at the overlay's folder, whose path within the base is the same.
-        place = base / path.relative_to(clone)
-        meant = Path(os.path.normpath(place.parent / name))
-        own = clone / meant.relative_to(base) if meant.is_relative_to(base) else meant
-        if not own.exists():
+        # The name was written in the base. A relative name starts at the overlay's folder there.
+        overlay_in_base = base / path.relative_to(clone)
+        named = Path(os.path.normpath(overlay_in_base.parent / name))
+        backing = clone / named.relative_to(base) if named.is_relative_to(base) else named
+        if not backing.exists():
             raise DeviceError(
                 f"the disk {path.name} of {base} cannot be cloned: its backing file {name} is not there, or belongs to "
                 "a snapshot, which clones do not have; start the base once with -no-snapshot and stop it"
             )
-        wanted = os.path.relpath(own, path.parent) if own.is_relative_to(clone) else str(own)
-        if Path(os.path.normpath(path.parent / name)) != own:
-            _write_name(path, wanted)
+        new_name = os.path.relpath(backing, path.parent) if backing.is_relative_to(clone) else str(backing)
+        if Path(os.path.normpath(path.parent / name)) != backing:
+            _write_name(path, new_name)
 
 
 def backing_file(path: Path) -> str | None:

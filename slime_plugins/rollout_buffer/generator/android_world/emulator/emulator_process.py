@@ -44,10 +44,10 @@ checkout."""
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 _POLL_S = 0.5
 _QUERY_TIMEOUT_S = 15.0
-_SHUT_DOWN_S = 60.0
-_SHARE_OFFLINE = 0.25
-"""Share of the time for Android's boot after which an emulator that is offline all the time has failed."""
-_WATCHDOG_S = 30.0
+_SHUT_DOWN_TIMEOUT_S = 60.0
+_MAX_OFFLINE_SHARE = 0.25
+"""The boot has failed after an emulator was offline for this share of the boot's time limit without a break."""
+_WATCHDOG_TIMEOUT_S = 30.0
 """Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
 _METRICS_FLAG = "-no-metrics"
 """A flag that older emulators do not know; it is left out after an emulator has refused it."""
@@ -109,7 +109,7 @@ class EmulatorProcess:
         self._owner: AvdOwnership | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._adb_refusal = ""
-        self._is_spoiled = False
+        self._is_discarded = False
         self._knows_metrics_flag = True
         self.ports: EmulatorPorts | None = None
 
@@ -140,7 +140,7 @@ class EmulatorProcess:
         """As ``AndroidHost.check_alive``; an emulator is never reconnected, only replaced."""
         if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
-        if self._is_spoiled:
+        if self._is_discarded:
             raise DeviceError(f"{self._avd_name} is not restored: the next boot makes it again")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
@@ -153,7 +153,7 @@ class EmulatorProcess:
 
     def _discard_clone(self) -> None:
         """Marks the clone as incomplete, so that the next boot, of another worker, makes it again."""
-        self._is_spoiled = True
+        self._is_discarded = True
         mark_as_incomplete(self._avd_home, self._avd_name)
 
     def lost(self) -> str:
@@ -165,7 +165,7 @@ class EmulatorProcess:
         """Stops the emulator and its adb server, and releases the virtual device. It may be started again."""
         watchdog, self._watchdog = self._watchdog, None
         if watchdog is not None:
-            _close_watchdog(watchdog, self._settings.stop_timeout_s + _WATCHDOG_S)
+            _close_watchdog(watchdog, self._settings.stop_timeout_s + _WATCHDOG_TIMEOUT_S)
         ports, self.ports = self.ports, None
         if ports is not None:
             self._end_adb_server(ports)
@@ -189,7 +189,7 @@ class EmulatorProcess:
         """Shuts Android down, so that its data is on disk; then as ``close``."""
         self._adb("shell", "sync")
         self._adb("shell", "reboot", "-p")
-        deadline = time.monotonic() + _SHUT_DOWN_S
+        deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT_S
         while self._watchdog is not None and self._watchdog.poll() is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self.close()
@@ -210,7 +210,7 @@ class EmulatorProcess:
             if self._watchdog.poll() is not None:
                 if self._knows_metrics_flag and f"unknown option: {_METRICS_FLAG}" in self._log():
                     self._knows_metrics_flag = False
-                    _close_watchdog(self._watchdog, _WATCHDOG_S)
+                    _close_watchdog(self._watchdog, _WATCHDOG_TIMEOUT_S)
                     self._watchdog = self._launch(ports)
                     continue
                 raise DeviceError(f"the emulator exited while it booted{self._evidence()}")
@@ -224,7 +224,7 @@ class EmulatorProcess:
                 raise misconfigured(f"adb may not use the emulator{self._evidence()}")
             if "offline" not in self._adb_refusal:
                 offline_since = time.monotonic()
-            if time.monotonic() - offline_since > timeout_s * _SHARE_OFFLINE:
+            if time.monotonic() - offline_since > timeout_s * _MAX_OFFLINE_SHARE:
                 raise DeviceError(f"adb finds the emulator offline{self._evidence()}")
             time.sleep(_POLL_S)
         raise DeviceError(f"the emulator was not up after {timeout_s:g} s{self._evidence()}")
@@ -310,9 +310,9 @@ class EmulatorProcess:
         sizes = re.findall(r"(?:Physical|Override) size: (\d+)x(\d+)", reported)
         found = tuple(map(int, sizes[-1])) if sizes else None
         if found != wanted:
-            seen = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
+            actual = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
             raise DeviceError(
-                f"the screen is {seen}, but config.ini of {self._avd_name} has {wanted[0]}x{wanted[1]}",
+                f"the screen is {actual}, but config.ini of {self._avd_name} has {wanted[0]}x{wanted[1]}",
                 {"said": reported},
             )
 

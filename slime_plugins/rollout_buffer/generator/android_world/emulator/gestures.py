@@ -83,8 +83,8 @@ class Gestures:
         return ""
 
     def _swipe(self, start: tuple[int, int], end: tuple[int, int], duration_ms: int) -> None:
-        places = [str(place) for place in (*start, *end)]
-        self._package.adb("shell", "input", "swipe", *places, str(duration_ms))
+        coordinates = map(str, (*start, *end))
+        self._package.adb("shell", "input", "swipe", *coordinates, str(duration_ms))
 
     def _type(self, text: str) -> str:
         """Types a text word by word, and a line feed as Enter."""

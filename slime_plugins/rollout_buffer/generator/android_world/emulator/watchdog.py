@@ -28,9 +28,10 @@ from pathlib import Path
 
 _POLL_S = 0.5
 _STOP_COMMAND_TIMEOUT_S = 10.0
-_SET_PARENT_DEATH_SIGNAL = 1
-_LISTENING = "0A"
-_LAST_LOOKS = 2
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+_LISTENING = "0A"  # the state of a listening socket in /proc/net/tcp
+_ADB_SERVER_CHECKS = 2
+"""How often it is checked, after the adb server was stopped, that no command has started another one."""
 
 
 def main(words: list[str]) -> int:
@@ -87,9 +88,9 @@ class _Records:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / f"{pid}-{start}"
-        part = self._folder / f".{pid}-{start}"
-        part.write_text("".join(f"{key}={value}\n" for key, value in {"kind": kind, **self._facts}.items()))
-        part.replace(path)
+        unfinished = self._folder / f".{pid}-{start}"
+        unfinished.write_text("".join(f"{key}={value}\n" for key, value in {"kind": kind, **self._facts}.items()))
+        unfinished.replace(path)
         self._written.append(path)
 
     def add_adb_server(self, port: int) -> None:
@@ -131,6 +132,7 @@ def _listeners(port: int) -> list[int]:
 
 
 def _listening_inodes(port: int) -> list[str]:
+    """Returns the inodes of the sockets that listen on a TCP port of this host."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
@@ -188,7 +190,7 @@ def _adb(adb: str, port: str, *words: str) -> None:
 def _end_adb_server(adb: str, port: str) -> None:
     """Stops the server, and servers that replace it: any adb command in flight starts a new one."""
     _adb(adb, port, "kill-server")
-    for _ in range(_LAST_LOOKS):
+    for _ in range(_ADB_SERVER_CHECKS):
         time.sleep(_POLL_S)
         if _listening_inodes(int(port)):
             _adb(adb, port, "kill-server")
