@@ -137,14 +137,18 @@ class DeviceManager:
         self._table = LeaseTable(lease_timeout_s=DEFAULT_LEASE_TIMEOUT_S, first_lease_id=time.time_ns())
         self._devices: dict[str, _ManagedDevice] = {}
         self._waiters: dict[Claimant, _Waiter] = {}
-        self._line = FairShare()
+        self._fair_share = FairShare()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        """Set, and replaced by a new event, after each boot or failed boot."""
         self._outdated = asyncio.Event()
+        """Set, and replaced by a new event, when the settings change."""
         self._boot_now = asyncio.Event()
+        """Set, and replaced by a new event, to end the pauses before further boots."""
         self._boot_turns = asyncio.Semaphore(1)
         self._boots = BootSchedule(clock())
         self._progress = 0
+        """Number of boots that began, and of their steps that succeeded; while it grows, runners wait longer."""
         self._reserved_until: asyncio.TimerHandle | None = None
 
     # ---- calls of runners --------------------------------------------------------------------------------------------
@@ -162,7 +166,7 @@ class DeviceManager:
             return
         first_time, self._settings = self._settings is None, wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
-        self._line.evaluation_share = wanted.evaluation_share
+        self._fair_share.evaluation_share = wanted.evaluation_share
         self._boot_turns = asyncio.Semaphore(wanted.boots_at_once)
         self._reset_failed_boots()
         self._outdated.set()
@@ -212,7 +216,7 @@ class DeviceManager:
         """Ends a lease. An expired lease is ignored: its device may be leased to another episode."""
         lease = self._table.take_back(lease_id)
         if lease is not None:
-            self._line.expect(lease.holder, 1, self._clock())
+            self._fair_share.expect(lease.holder, 1, self._clock())
             device = self._devices[lease.device_id]
             device.counters.add(report)
             device.health = device.health.after(report)
@@ -235,7 +239,7 @@ class DeviceManager:
         return {
             "pool": self._name,
             "may_be_lent": self._current().num_workers,
-            "runners_waiting": self._line.waiting(),
+            "runners_waiting": self._fair_share.waiting(),
             "progress": self._progress,
             "unrecoverable": self._is_unrecoverable(),
             "devices": [
@@ -272,37 +276,41 @@ class DeviceManager:
             earlier.answer.set_result([])
         waiter = _Waiter(wanted=wanted, granted=[], answer=asyncio.get_running_loop().create_future())
         self._waiters[claimant] = waiter
-        self._line.join(claimant, self._clock())
+        self._fair_share.join(claimant, self._clock())
         return waiter
 
     def _dequeue(self, claimant: Claimant) -> None:
         waiter = self._waiters.pop(claimant)
-        self._line.leave(claimant, self._clock())
+        self._fair_share.leave(claimant, self._clock())
         still_wanted = min(waiter.wanted, self._current().num_workers) - len(waiter.granted)
-        self._line.expect(claimant, max(0, still_wanted), self._clock())
+        self._fair_share.expect(claimant, max(0, still_wanted), self._clock())
 
     def _serve(self) -> None:
-        """Leases free devices to waiting runners, one at a time; spares are held back."""
+        """Leases free devices to waiting runners, one at a time; spares are held back.
+
+        A kind of device is a set of capabilities.
+        """
         now, reserved = self._clock(), Counter[Claimant]()
         free = dict(self._table.free_by_kind())
         while self._table.lent + reserved.total() < self._current().num_workers:
             offers = {
                 kind: claimant
                 for kind, count in free.items()
-                if count and (claimant := self._line.next(self._table.held(kind) + reserved, now, kind)) is not None
+                if count
+                and (claimant := self._fair_share.next(self._table.held(kind) + reserved, now, kind)) is not None
             }
             if not offers:
                 break
             # With spares some devices stay free. Without this choice they could always be the devices of one kind, and
             # the runners that need that kind would wait forever.
-            kind = min(offers, key=lambda kind: self._line.last_served(offers[kind], now))
+            kind = min(offers, key=lambda kind: self._fair_share.last_served(offers[kind], now))
             free[kind] -= 1
             claimant = offers[kind]
             if claimant.is_reservation:
                 reserved[claimant] += 1
                 self._serve_soon()
             elif lease := self._table.lend(claimant, now, kind):
-                self._line.serve(claimant, now, offered=[each for each in offers if offers[each] == claimant])
+                self._fair_share.serve(claimant, now, offered=[each for each in offers if offers[each] == claimant])
                 self._grant(self._waiters[claimant], lease)
         for claimant, waiter in list(self._waiters.items()):
             if waiter.granted:
@@ -477,7 +485,7 @@ class DeviceManager:
                 await self._pause(retry_pause_s(device.failed_boots, device.settings), self._boot_now)
 
     async def _is_prepared(self, device: _ManagedDevice, worker: Worker) -> bool:
-        """Waits until the device's files are prepared; returns False as ``_finishes`` does."""
+        """Waits until the device's files are prepared; returns False where ``_finishes`` does."""
         if not device.settings.prepare:
             return True
         state, device.state = device.state, DeviceState.PREPARING
@@ -486,7 +494,7 @@ class DeviceManager:
         return prepared
 
     async def _boots_in_turn(self, device: _ManagedDevice, worker: Worker) -> bool:
-        """Boots the worker within the limit of concurrent boots; returns False as ``_finishes``, or if outdated."""
+        """Boots the worker within the limit of concurrent boots; returns False as ``_finishes`` does or if outdated."""
 
         async def boot() -> None:
             device.place = await worker.boot()

@@ -36,8 +36,8 @@ _EXIT_TIMEOUT_S = 5.0
 _WATCH_INTERVAL_S = 1.0
 _MAX_LOSS_BYTES = 4000
 _ORPHANED_S = 20.0
-"""Cleanup time of a child whose parent is gone, even if a call hangs: its emulator holds the clone that the next
-worker needs. The emulator's watchdog does the rest.
+"""Time that a child whose parent is gone has for its cleanup. Then it exits, even if a call hangs, because its emulator
+holds the clone that the next worker needs; the emulator's watchdog stops the emulator.
 """
 
 
@@ -164,7 +164,7 @@ def _read(stream: IO[bytes]) -> Any:
 def main(words: Sequence[str]) -> int:
     """Serves one device over the standard streams until the parent closes them; returns the exit code.
 
-    ``words`` hold the file descriptor for loss reports.
+    The only element of ``words`` is the file descriptor for loss reports.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     answers = os.fdopen(os.dup(1), "wb")

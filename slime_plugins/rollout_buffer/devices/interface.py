@@ -39,7 +39,8 @@ class Observation:
     ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has
     none. ``note`` is an error message for the agent about its last action (text that could not be typed, an unknown
     app); empty without an error. ``elements`` is a text description of the screen, one line per element; empty if the
-    device has none. ``done`` is True once the task has ended by itself: later actions change nothing.
+    device has none. ``done`` is True once the task has ended by itself: later actions change nothing. ``details`` are
+    further facts by name, such as ``not_restored``.
     """
 
     goal: str

@@ -1,6 +1,6 @@
 """Kinds of devices: factory functions, named by ``module:function`` or by an entry point.
 
-They run in the device worker, so that only the worker's process imports them.
+The functions run in the device worker, so that only the worker's process imports their modules.
 """
 
 from __future__ import annotations

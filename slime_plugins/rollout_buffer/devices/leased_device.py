@@ -16,7 +16,9 @@ from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import DeviceError, EpisodeError
 
 HUNG = "hung"
+"""The fault of a device that did not finish a call within its time limit."""
 DIED = "died"
+"""The fault of a device that was lost together with its worker, or detected its own loss."""
 NOT_RESTORED = "not_restored"
 """The fault of a device that could not restore the state with which every episode begins.
 

@@ -17,7 +17,7 @@ def no_truth_value(value: Any) -> Any:
         ValueError: it is a boolean.
     """
     if isinstance(value, bool):
-        raise ValueError("must not be true or false (YAML reads yes, no, on and off so)")
+        raise ValueError("must not be true or false (YAML reads yes, no, on and off as booleans)")
     return value
 
 

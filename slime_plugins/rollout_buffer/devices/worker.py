@@ -54,7 +54,7 @@ class DeviceWorker:
     def reset(self, lease_id: int, task_name: str, params_idx: int) -> Observation:
         """As ``Device.reset``; later calls need ``lease_id``."""
         if lease_id < self._lease_id:
-            raise _lost()
+            raise _lease_expired()
         self._lease_id = lease_id
         return self._guarded(lambda: self._booted().reset(task_name, params_idx))
 
@@ -100,7 +100,7 @@ class DeviceWorker:
 
     def _leased(self, lease_id: int) -> Device[Any]:
         if lease_id != self._lease_id:
-            raise _lost()
+            raise _lease_expired()
         return self._booted()
 
     def _guarded(self, call: Callable[[], _Result]) -> _Result:
@@ -115,5 +115,5 @@ class DeviceWorker:
             raise DeviceError(f"device {self._index} failed: {type(error).__name__}: {error}") from error
 
 
-def _lost() -> DeviceError:
+def _lease_expired() -> DeviceError:
     return DeviceError("the lease expired: the device now belongs to another episode")

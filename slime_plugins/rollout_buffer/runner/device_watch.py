@@ -90,5 +90,5 @@ def _summary(report: Mapping[str, Any]) -> str:
     failures: Counter[str] = Counter()
     for device in devices:
         failures.update(device["failures"])
-    broken = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) or "no failure"
-    return f"{states}; {played} episodes, {broken}"
+    failed = ", ".join(f"{count} {kind}" for kind, count in sorted(failures.items())) or "no failure"
+    return f"{states}; {played} episodes, {failed}"

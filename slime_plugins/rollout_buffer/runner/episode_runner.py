@@ -148,8 +148,8 @@ class EpisodeRunner:
     async def _begin_group(self, record: GroupRecord, episodes: asyncio.TaskGroup) -> None:
         progress = await self._job.stored(self._job.buffer.slot_progress, record.key)
         instance = await self._job.stored(self._job.buffer.instance, record)
-        filled = {slot for slot, done in progress.items() if done[0]}
-        used_up = {slot for slot, done in progress.items() if done[1] >= self._job.settings.max_attempts}
+        filled = {slot for slot, (is_filled, _) in progress.items() if is_filled}
+        used_up = {slot for slot, (_, failures) in progress.items() if failures >= self._job.settings.max_attempts}
         open_slots = [slot for slot in range(self._job.record.group_size) if slot not in filled | used_up]
         group = _RunningGroup(record, len(open_slots), len(used_up - filled), waiting_to_begin=len(open_slots))
         self._groups[record.key] = group

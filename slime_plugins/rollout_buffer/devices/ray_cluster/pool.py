@@ -50,11 +50,14 @@ _HEAD_NODE = "node:__internal_head__"
 _WATCH_GROUP = "watch"
 _CALL_TIMEOUT_S = 60.0
 _HEAD_TIMEOUT_S = 5.0
+"""Time limit of the connection that shows whether the cluster's head is there."""
 _JOIN_TIMEOUT_S = 15.0
+"""Time after which a pool that has not joined the cluster is reported as unreachable."""
 _NODES_JOIN_S = 60.0
 """Time after a manager's start in which missing nodes may still join: the cluster may have started with the manager."""
 _NODES_POLL_S = 1.0
 _GIVING_UP_S = 3.0
+"""Pause between the report that a device is given up and its end."""
 
 
 class RayDevicePool(DevicePool):
