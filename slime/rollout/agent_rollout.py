@@ -4,8 +4,9 @@ A training rollout starts the job if this process has not done so (``start_rollo
 converts the items to Samples, passes the groups through slime's data buffer, records the ids of consumed instances,
 acknowledges the deliveries, and logs. An evaluation plays each of its files once, each as a job of its own.
 
-The ids of consumed groups are stored in the data source's metadata by rollout, and so in the trainer's checkpoint. The
-first call of a process sends the ids of earlier rollouts as the skip list; the buffer delivers all other groups again.
+The ids of consumed groups are stored by rollout in the metadata of the data source, which is part of the trainer's
+checkpoint. The first call of a process sends the ids of earlier rollouts as the skip list; the buffer delivers all
+other groups again.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ MAX_REFILL_FACTOR = 4
 """At most this many times ``rollout_batch_size`` groups are fetched for one batch; then dummies stay in it."""
 TASKS_WITH_SCREENSHOTS = frozenset({"android_world", "miniwob"})
 """For these the image processor is loaded before the job starts, for others with the first screenshot."""
-COUNTED = (
+LOGGED_COUNTERS = (
     "dummies",
     "engine_image_mismatches",
     "image_mismatches",
@@ -158,7 +159,7 @@ async def generate_agent_rollout(
         rollout_id: number of the rollout. If it was returned before, the trainer has resumed from a checkpoint: the job
             is started again with the groups consumed before it as the skip list.
         data_buffer: slime's data source. Its groups are used first.
-        evaluation: plays the evaluation sets once instead.
+        evaluation: True plays the evaluation sets once instead of a training rollout.
 
     Raises:
         ConfigError: an argument is missing or invalid.
@@ -413,45 +414,48 @@ class _TrainingRollout:
 
     async def _collect(self) -> list[Group]:
         """Fetches groups until the batch is full of played trajectories, or the input is used up."""
-        seen: list[Group] = []
-        while missing := self._missing(seen):
-            taken = await self._take(missing, have=len(seen))
-            seen += taken
-            if not taken and self._missing(seen):
+        fetched: list[Group] = []
+        while missing := self._missing(fetched):
+            taken = await self._take(missing, batch_groups=len(fetched))
+            fetched += taken
+            if not taken and self._missing(fetched):
                 raise InputExhaustedError(
                     f"rollout {self._rollout_id}: the input is used up: no group passed the filter"
                 )
-            self._converter.counts["without_log_probs"] += replace_trajectories_without_log_probs(seen)
-            if not self._missing(seen):
-                seen = await self._acknowledged(seen)
-        batch = self._rule.batch(seen)
+            self._converter.counts["without_log_probs"] += replace_trajectories_without_log_probs(fetched)
+            if not self._missing(fetched):
+                fetched = await self._acknowledge(fetched)
+        batch = self._rule.batch(fetched)
         counts = self._converter.counts
-        counts["short_groups"] = sum(played(group) < self._rule.members for group in seen)
-        counts["left_out_trajectories"] = sum(map(played, seen)) - sum(map(played, batch))
+        counts["short_groups"] = sum(played(group) < self._rule.members for group in fetched)
+        counts["left_out_trajectories"] = sum(map(played, fetched)) - sum(map(played, batch))
         return batch
 
-    def _missing(self, seen: Sequence[Group]) -> int:
+    def _missing(self, fetched: Sequence[Group]) -> int:
         """Returns the number of missing groups, including replacements for members that could not be played."""
         needed = self._settings.groups_per_rollout
-        if len(seen) >= needed:
-            _refuse_batch_without_training(seen)
-        if self._exhausted or len(seen) >= MAX_REFILL_FACTOR * needed:
-            return max(0, needed - len(seen))
-        return self._rule.missing(seen)
+        if len(fetched) >= needed:
+            _refuse_batch_without_training(fetched)
+        if self._exhausted or len(fetched) >= MAX_REFILL_FACTOR * needed:
+            return max(0, needed - len(fetched))
+        return self._rule.missing(fetched)
 
-    async def _take(self, missing: int, *, have: int) -> list[Group]:
-        """Returns the next groups that pass slime's buffer filter, at least one until the input is used up."""
+    async def _take(self, missing: int, *, batch_groups: int) -> list[Group]:
+        """Returns the next groups that pass slime's buffer filter, at least one until the input is used up.
+
+        ``batch_groups`` is the number of groups that the batch has already.
+        """
         surplus = 0
         while True:
-            while (short := missing + surplus - self._store.held()) > 0 and not self._exhausted:
-                await self._fetch(short, have=have)
+            while (lacking := missing + surplus - self._store.waiting_count()) > 0 and not self._exhausted:
+                await self._fetch(lacking, batch_groups=batch_groups)
             taken = self._store.take(missing)
             if taken or self._exhausted:
                 return taken
             # The filter rejected all groups: give it more to choose from.
-            surplus = max(0, self._store.held() - missing + 1)
+            surplus = max(0, self._store.waiting_count() - missing + 1)
 
-    async def _acknowledged(self, batch: list[Group]) -> list[Group]:
+    async def _acknowledge(self, batch: list[Group]) -> list[Group]:
         """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer."""
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
@@ -459,46 +463,47 @@ class _TrainingRollout:
             await self._feed.drain(stop=True)
             self._feed.release()
         await self._feed.flush_acks()
-        self._leave_lost_groups()
-        left = [group for group in batch if self._is_ours(group)]
-        if self._settings.on_policy and self._missing(left):
+        self._drop_lost_groups()
+        ours = [group for group in batch if self._is_ours(group)]
+        if self._settings.on_policy and self._missing(ours):
             await self._feed.resume()
-        return left
+        return ours
 
-    def _leave_lost_groups(self) -> None:
+    def _drop_lost_groups(self) -> None:
         self._progress.lose(self._feed.lost)
         self._received = [group for group in self._received if self._is_ours(group)]
 
     def _is_ours(self, group: Group) -> bool:
-        return self._progress.holds(_first_members([group])[0][0].metadata.get("delivery_id"))
+        return self._progress.holds(_first_trajectories([group])[0][0].metadata.get("delivery_id"))
 
-    async def _fetch(self, max_groups: int, *, have: int) -> None:
+    async def _fetch(self, max_groups: int, *, batch_groups: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
             self._feed.release()  # only on-policy: the job plays no further groups while max_groups_ahead are leased
         try:
             delivery = await self._feed.next_delivery(max_groups)
         except InputExhaustedError as error:
-            await self._after_exhaustion(error, have)
+            await self._after_exhaustion(error, batch_groups)
             return
-        self._leave_lost_groups()
+        self._drop_lost_groups()
         new = self._progress.new_part(delivery)
         if new is not delivery:
             self._note_newest_delivery(delivery)
         if new is not None:
-            await self._keep(new)
+            await self._store_groups(new)
         if self._settings.on_policy:
-            self._feed.taken(delivery)  # not acknowledged yet: while it is leased, the job plays no further groups
+            self._feed.mark_taken(delivery)  # not acknowledged yet: while it is leased, the job plays no further groups
         else:
-            self._feed.received(delivery)
+            self._feed.mark_received(delivery)
 
     def _note_newest_delivery(self, delivery: RolloutData) -> None:
-        """Writes the newest delivery's id into groups that were received before: it acknowledges them now."""
-        again = {item.uid for item in delivery.items if item.group_index in self._progress.seen_groups}
+        """Writes the delivery's id into its groups that were received before: its acknowledgement is now theirs."""
+        redelivered = {item.uid for item in delivery.items if item.group_index in self._progress.seen_groups}
         for sample in (row for rows in trajectories_of(self._received) for row in rows):
-            if sample.prompt in again:
+            if sample.prompt in redelivered:  # a Sample's prompt is the uid of its trajectory
                 sample.metadata["delivery_id"] = delivery.delivery_id
 
-    async def _keep(self, delivery: RolloutData) -> None:
+    async def _store_groups(self, delivery: RolloutData) -> None:
+        """Converts the groups of a delivery to Samples and adds them to slime's data source."""
         groups = [
             samples_of_group(group)
             for group in await self._converter.groups(delivery.items, trainer_version=self._feed.weight_version)
@@ -513,19 +518,20 @@ class _TrainingRollout:
         self._progress.remember(delivery)
         self._examples = chosen_examples([*self._examples, *delivery.items])
         self._received += groups
-        self._note(delivery, groups)
+        self._record_meta_info(delivery, groups)
         self._record(self._received)
 
-    async def _after_exhaustion(self, error: InputExhaustedError, have: int) -> None:
+    async def _after_exhaustion(self, error: InputExhaustedError, batch_groups: int) -> None:
         """Starts the next pass over the input, if the settings allow it.
 
         Raises:
             InputExhaustedError: there is no next pass, and the batch is not full.
         """
         needed = self._settings.groups_per_rollout
-        so_far = f"rollout {self._rollout_id} has {have + self._store.held()} of {needed} groups and {error.message}"
+        have = batch_groups + self._store.waiting_count()
+        so_far = f"rollout {self._rollout_id} has {have} of {needed} groups and {error.message}"
         repeats = self._settings.on_exhausted is OnExhausted.REPEAT and not error.detail.get("cause")
-        if have + self._store.held() >= needed and not (repeats and self._progress.groups_in_pass):
+        if have >= needed and not (repeats and self._progress.groups_in_pass):
             logger.warning("%s: no group is left to refill it, dummies replace the missing members", so_far)
             self._exhausted = True
             return
@@ -541,20 +547,20 @@ class _TrainingRollout:
         await self._start(fresh=True)
         self._feed.release()
         await self._feed.flush_acks()
-        self._leave_lost_groups()
+        self._drop_lost_groups()
         self._feed.job_id = self._job_id()
 
-    def _note(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
+    def _record_meta_info(self, delivery: RolloutData, groups: Sequence[Group]) -> None:
         """Records the delivery's ``meta_info``: statistics, and groups that finished without being delivered."""
         self._all_meta_info.append(dict(delivery.meta_info))
         self._progress.groups_in_pass += len(groups)
         finished = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
-        delivered = Counter(trajectory[0].metadata["instance_id"] for trajectory in _first_members(groups))
+        delivered = Counter(trajectory[0].metadata["instance_id"] for trajectory in _first_trajectories(groups))
         self._finished_elsewhere.setdefault(self._progress.pass_number, []).extend((finished - delivered).elements())
 
     def _record(self, groups: Sequence[Group]) -> None:
         ids_by_pass = {number: list(ids) for number, ids in self._finished_elsewhere.items()}
-        for trajectory in _first_members(groups):
+        for trajectory in _first_trajectories(groups):
             metadata = trajectory[0].metadata
             ids_by_pass.setdefault(metadata["input_pass"], []).append(metadata["instance_id"])
         self._store.update_metadata(
@@ -598,7 +604,7 @@ class _TrainingRollout:
             **drift,
             "rollout/buffer/wait_s": self._feed.waited_s,
             "rollout/buffer/images_fetched": self._converter.images.fetched,
-            **{f"rollout/buffer/{name}": counts[name] for name in COUNTED},
+            **{f"rollout/buffer/{name}": counts[name] for name in LOGGED_COUNTERS},
         }
 
 
@@ -621,7 +627,7 @@ def _check_items(data: RolloutData) -> None:
             raise ValueError(f"item {item.uid} of the buffer's reply is malformed: {item.error}")
 
 
-def _first_members(groups: Sequence[Group]) -> list[list[Sample]]:
+def _first_trajectories(groups: Sequence[Group]) -> list[list[Sample]]:
     return [trajectories_of([group])[0] for group in groups]
 
 
@@ -629,7 +635,7 @@ def _refuse_batch_without_training(batch: Sequence[Group]) -> None:
     """Refuses a batch of dummies alone.
 
     Raises:
-        GeneratorError: every episode failed; names the three most frequent reasons.
+        GeneratorError: the batch has only dummies; the message names their three most frequent reasons.
     """
     samples = [rows[0] for rows in trajectories_of(batch)]
     if all(sample.remove_sample for sample in samples):
@@ -685,10 +691,10 @@ def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine, also in a thread with a running event loop."""
     try:
         asyncio.get_running_loop()
-        is_free = False
+        has_loop = True
     except RuntimeError:
-        is_free = True
-    if is_free:  # outside of the handler, so that errors are not chained to the RuntimeError
+        has_loop = False
+    if not has_loop:  # outside of the handler, so that errors are not chained to the RuntimeError
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

@@ -163,9 +163,9 @@ def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> None:
         rows = _trained_rows(group)
         for key, sample in group:
             share = shares.get(key, 1.0)
-            worth = summable([(one - middle) * scale / share for one in _token_returns(sample)])
-            along = laid_out(sample.loss_mask or [], worth, 0.0)
-            sample.index = RowName.with_advantages(sample.index, along, rows=rows[key])
+            of_trained = summable([(value - middle) * scale / share for value in _token_returns(sample)])
+            advantages = laid_out(sample.loss_mask or [], of_trained, 0.0)
+            sample.index = RowName.with_advantages(sample.index, advantages, rows=rows[key])
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
@@ -176,18 +176,18 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     """
     import torch
 
-    shapes = rollout_data["kl"]
+    shapes = rollout_data["kl"]  # a tensor for each row, with this rank's part of its response tokens
     rewards = torch.tensor(rollout_data["rewards"], dtype=torch.float32, device=shapes[0].device if shapes else None)
     returns = []
     for number, (name, shape) in enumerate(zip(rollout_data["sample_indices"], shapes, strict=True)):
-        worth = getattr(name, "advantages", None)
-        if worth is None:
+        advantages = getattr(name, "advantages", None)
+        if advantages is None:
             returns.append(torch.ones_like(shape) * rewards[number])  # as slime's get_grpo_returns
             continue
-        of_row = _of_this_rank(torch.tensor(worth, dtype=shape.dtype, device=shape.device), rollout_data, number)
-        if of_row.shape != shape.shape:
-            raise ValueError(f"row {number} ({name}) has {len(of_row)} advantages for {len(shape)} tokens")
-        returns.append(of_row)
+        of_rank = _of_this_rank(torch.tensor(advantages, dtype=shape.dtype, device=shape.device), rollout_data, number)
+        if of_rank.shape != shape.shape:
+            raise ValueError(f"row {number} ({name}) has {len(of_rank)} advantages for {len(shape)} tokens")
+        returns.append(of_rank)
     rollout_data["returns"] = returns
     rollout_data["advantages"] = list(returns)
     _weigh_rows_equally(rollout_data)
@@ -230,6 +230,7 @@ def _returns(group: Sequence[Keyed]) -> dict[Any, Sequence[float]]:
 
 
 def _trained_rows(group: Sequence[Keyed]) -> dict[Any, int]:
+    """Counts the rows of each trajectory that have a trained token."""
     rows: dict[Any, int] = {}
     for key, sample in group:
         rows[key] = rows.get(key, 0) + any(sample.loss_mask or ())

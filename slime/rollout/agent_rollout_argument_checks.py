@@ -1,7 +1,7 @@
-"""Refuses combinations of slime's arguments that agent rollouts do not support, before the first episode. Pure.
+"""Refuses combinations of slime's arguments that agent rollouts do not support, before the first episode.
 
-Without the check they fail later in slime's training code, with an assertion that names no flag, or have no effect. The
-error names the flag to change; ``docs/trainer.md`` lists them.
+Without these checks, such a combination fails later in slime's training code, with an assertion that names no flag, or
+has no effect. The error names the flags to change; ``docs/trainer.md`` lists the combinations.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.mask_selection import check_masks
 
 ESTIMATORS_WITHOUT_DUMMIES = frozenset({"reinforce_plus_plus"})
-"""These assert that every sequence has a trained token."""
+"""Advantage estimators of slime that assert that every sequence has a trained token."""
 STD_ESTIMATORS = frozenset({"grpo", "gspo", "cispo"})
-"""These divide rewards by the standard deviation of their group."""
+"""Advantage estimators of slime that divide rewards by the standard deviation of their group."""
 NORMALIZING_ESTIMATORS = STD_ESTIMATORS | {"reinforce_plus_plus_baseline"}
-"""These compare rewards within their group."""
+"""Advantage estimators of slime that compare rewards within their group."""
 REMOTE_ROLLOUT = "remote_rollout"
+"""The task type of episodes that a rollout server plays."""
 UNSUPPORTED_HOOKS = {
     "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
     "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
@@ -51,9 +52,10 @@ UNSUPPORTED_HOOKS = {
     "custom_rm_path": "rewards come from the generator of --rollout-task-type",
     "rm_type": "rewards come from the generator of --rollout-task-type",
 }
-"""slime calls these hooks only in its own rollout function."""
-WITHOUT = "leave it out, and post_process_rewards corrects for dummies"
+"""Hooks that slime calls only in its own rollout function, each with what replaces it here."""
+LEAVE_HOOK_OUT = "leave it out, and post_process_rewards corrects for dummies"
 VIRTUAL_PIPELINE = ("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage")
+"""Arguments of which each divides the pipeline stages into virtual stages."""
 
 
 def check_arguments(args: Any) -> None:
@@ -96,12 +98,13 @@ def rows_divisor(args: Any) -> int:
     if ranks is None or getattr(args, "use_dynamic_batch_size", True):
         return 1
     if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
-        return int(args.global_batch_size)  # micro-batches of virtual stages come in groups
+        # Virtual stages take micro-batches in groups, into which _check_ranks requires the step size to divide.
+        return int(args.global_batch_size)
     return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 
 def log_probs_come_with_the_loss(args: Any) -> bool:
-    """Returns True if slime computes its log-probs only in the loss: with one step per rollout and no other use."""
+    """Returns True if slime computes the trainer's log-probs only in the loss, because nothing needs them before it."""
     if getattr(args, "use_rollout_logprobs", False):
         return not getattr(args, "get_mismatch_metrics", False)
     if getattr(args, "use_routing_replay", False) or getattr(args, "get_mismatch_metrics", False):
@@ -109,7 +112,7 @@ def log_probs_come_with_the_loss(args: Any) -> bool:
     return getattr(args, "advantage_estimator", None) != "gspo" and trains_without_log_probs(args)
 
 
-def _steps(args: Any) -> Iterator[str]:
+def _check_step_size(args: Any) -> Iterator[str]:
     trajectories, step = trajectories_of_rollout(args), step_size(args)
     if step > trajectories or trajectories % step:
         yield (
@@ -119,7 +122,7 @@ def _steps(args: Any) -> Iterator[str]:
         )
 
 
-def _ranks(args: Any) -> Iterator[str]:
+def _check_ranks(args: Any) -> Iterator[str]:
     ranks, step = data_parallel_size(args), step_size(args)
     if ranks is None:
         return
@@ -127,21 +130,20 @@ def _ranks(args: Any) -> Iterator[str]:
         if step < ranks:
             yield f"--global-batch-size {step} is less than the {ranks} data-parallel ranks, each of which needs a row"
         return
-    size = int(getattr(args, "micro_batch_size", None) or 1)
-    stages = any(getattr(args, name, None) for name in VIRTUAL_PIPELINE)
-    group = 1
-    if stages:  # Megatron's own default
-        pipeline = getattr(args, "pipeline_model_parallel_size", None)
-        group = int(getattr(args, "microbatch_group_size_per_vp_stage", None) or pipeline or 1)
-    if step % (ranks * size * group):
+    divisor = ranks * int(getattr(args, "micro_batch_size", None) or 1)
+    if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
+        stages = getattr(args, "pipeline_model_parallel_size", None)
+        # Megatron's own default is a group of as many micro-batches as there are pipeline stages.
+        divisor *= int(getattr(args, "microbatch_group_size_per_vp_stage", None) or stages or 1)
+    if step % divisor:
         yield (
-            f"--global-batch-size {step} is no multiple of {ranks * size * group}, the data-parallel ranks times "
+            f"--global-batch-size {step} is no multiple of {divisor}, the data-parallel ranks times "
             "--micro-batch-size (times --microbatch-group-size-per-vp-stage): set --use-dynamic-batch-size with "
             "--max-tokens-per-gpu, or change one of them"
         )
 
 
-def _estimator(args: Any) -> Iterator[str]:
+def _check_estimator(args: Any) -> Iterator[str]:
     estimator = getattr(args, "advantage_estimator", None)
     if estimator not in ESTIMATORS_WITHOUT_DUMMIES:
         return
@@ -157,7 +159,7 @@ def _estimator(args: Any) -> Iterator[str]:
         )
 
 
-def _logging(args: Any) -> Iterator[str]:
+def _check_logging_flags(args: Any) -> Iterator[str]:
     if getattr(args, "log_passrate", False):
         yield (
             "--log-passrate treats the rows of a batch as trajectories in groups of equal size, and fails after a "
@@ -183,10 +185,11 @@ def _splits_rewards() -> bool:
         data = importlib.import_module("slime.utils.data")
     except ImportError:
         return True
+    # The function names this key only if it splits the rewards.
     return "local_raw_reward" in data.process_rollout_data.__code__.co_consts
 
 
-def _hooks(args: Any) -> Iterator[str]:
+def _check_hooks(args: Any) -> Iterator[str]:
     for name, instead in UNSUPPORTED_HOOKS.items():
         if getattr(args, name, None):
             yield f"--{name.replace('_', '-')} is called only by slime's own rollout function: {instead}"
@@ -194,13 +197,13 @@ def _hooks(args: Any) -> Iterator[str]:
         return
     flag = "--rollout-data-postprocess-path"
     if getattr(args, "train_backend", "megatron") != "megatron":
-        yield f"{flag} is called only by slime's Megatron backend, not by {args.train_backend}: {WITHOUT}"
+        yield f"{flag} is called only by slime's Megatron backend, not by {args.train_backend}: {LEAVE_HOOK_OUT}"
     elif execution_field() != "rollout_id":
-        yield f"{flag}: this slime has no rollout_mask_sums, which our hook changes: {WITHOUT}"
+        yield f"{flag}: this slime has no rollout_mask_sums, which our hook changes: {LEAVE_HOOK_OUT}"
 
 
-def _turns(args: Any) -> Iterator[str]:
-    """Checks the hook through which slime trains rewards of turns, and which older versions do not have."""
+def _check_turn_rewards(args: Any) -> Iterator[str]:
+    """Checks the hook through which slime trains rewards of turns; older versions of slime do not have it."""
     flag, path = "--custom-advantage-function-path", getattr(args, "custom_advantage_function_path", None)
     if getattr(args, "rollout_buffer_turn_discount", None) is not None and path != ADVANTAGE_PATH:
         if hasattr(args, "custom_advantage_function_path"):
@@ -221,7 +224,7 @@ def _turns(args: Any) -> Iterator[str]:
         yield f"--calculate-per-token-loss weighs tokens, and {flag} {path} weighs rows: leave one of them out"
 
 
-def _engine(args: Any) -> Iterator[str]:
+def _check_engine_flags(args: Any) -> Iterator[str]:
     if getattr(args, "use_rollout_routing_replay", False) and not getattr(args, "moe_router_topk", None):
         yield (
             "--use-rollout-routing-replay needs a model with experts, and --moe-router-topk is not set: leave it out, "
@@ -266,7 +269,7 @@ def _checkpoint(args: Any) -> Path:
     return Path(str(getattr(args, "hf_checkpoint", None) or ""))
 
 
-def _vision(args: Any) -> Iterator[str]:
+def _check_image_processor(args: Any) -> Iterator[str]:
     """Checks that a vision model has an image processor: slime fails on a placeholder without its tensors."""
     if read_image_settings(args) is None:
         return
@@ -280,18 +283,19 @@ def _vision(args: Any) -> Iterator[str]:
 
 
 CHECKS: tuple[Callable[[Any], Iterator[str]], ...] = (
-    _steps,
-    _ranks,
-    _estimator,
-    _logging,
-    _hooks,
-    _turns,
-    _engine,
-    _vision,
+    _check_step_size,
+    _check_ranks,
+    _check_estimator,
+    _check_logging_flags,
+    _check_hooks,
+    _check_turn_rewards,
+    _check_engine_flags,
+    _check_image_processor,
 )
+"""Each yields the reasons for which slime's training code would not support the arguments."""
 
 
-def _evaluation(args: Any) -> None:
+def _read_eval_sets(args: Any) -> None:
     if getattr(args, "eval_interval", None) is not None:
         eval_sets(args)
 
@@ -304,6 +308,6 @@ READERS: tuple[Callable[[Any], object], ...] = (
     lambda args: read_row_settings(args, int(args.n_samples_per_prompt)),
     lambda args: check_masks(read_mask_settings(args)),
     lambda args: start_payload(args, job_id="", skip_instance_ids=(), fresh=False, start_id=""),
-    _evaluation,
+    _read_eval_sets,
 )
-"""What reads slime's arguments during a rollout."""
+"""The functions that read slime's arguments during a rollout; each raises a ConfigError for an invalid argument."""

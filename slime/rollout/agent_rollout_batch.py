@@ -37,9 +37,9 @@ class BatchRule:
     """A batch has ``groups`` times ``members`` trajectories, in steps of ``step`` trajectories.
 
     With ``whole_groups`` only groups of which all members were played count; short groups fill a batch that lacks whole
-    ones. Otherwise a group counts from ``least`` played members on, because a single member has no baseline and so no
-    advantage. ``weightless_dummies``: slime's loss is the mean over played trajectories, with or without dummies in the
-    batch.
+    groups. Otherwise a group counts from ``min_played`` played members on, because a single member has no baseline and
+    so no advantage. ``weightless_dummies``: slime's loss is the mean over played trajectories, with or without dummies
+    in the batch.
     """
 
     groups: int
@@ -47,7 +47,7 @@ class BatchRule:
     step: int
     short_groups: ShortGroups
     whole_groups: bool
-    least: int
+    min_played: int
     weightless_dummies: bool = False
 
     @property
@@ -55,41 +55,41 @@ class BatchRule:
         """Trajectories of a rollout that slime trains."""
         return self.groups * self.members
 
-    def missing(self, seen: Sequence[Group]) -> int:
+    def missing(self, fetched: Sequence[Group]) -> int:
         """Returns the number of missing groups if all of them are whole; 0 if the batch is full."""
         if self.short_groups is ShortGroups.KEEP:
-            return max(0, self.groups - len(seen))
+            return max(0, self.groups - len(fetched))
         if self.whole_groups:
-            return max(0, self.groups - sum(played(group) == self.members for group in seen))
-        lacking = self.trajectories - sum(played(group) for group in seen if self._counts(group))
+            return max(0, self.groups - sum(played(group) == self.members for group in fetched))
+        lacking = self.trajectories - sum(played(group) for group in fetched if self._counts(group))
         left_to_dummies = self.members // 2 if self.weightless_dummies else 0
         return max(0, math.ceil((lacking - left_to_dummies) / self.members))
 
-    def batch(self, seen: Sequence[Group]) -> list[Group]:
+    def batch(self, fetched: Sequence[Group]) -> list[Group]:
         """Returns the batch made of the fetched groups.
 
         Raises:
             GeneratorError: so few trajectories were played that a training step would consist of dummies alone.
         """
-        return self._without_empty_steps(self._chosen(seen))
+        return self._without_empty_steps(self._chosen(fetched))
 
-    def _chosen(self, seen: Sequence[Group]) -> list[Group]:
-        if self.short_groups is ShortGroups.KEEP or all(played(group) == self.members for group in seen):
-            return list(seen[: self.groups])
+    def _chosen(self, fetched: Sequence[Group]) -> list[Group]:
+        if self.short_groups is ShortGroups.KEEP or all(played(group) == self.members for group in fetched):
+            return list(fetched[: self.groups])
         if self.whole_groups:
-            return sorted(seen, key=lambda group: played(group) < self.members)[: self.groups]
-        full = [_played_members(group) for group in seen if self._counts(group)]
-        surplus = sum(map(len, full)) - self.trajectories
-        if surplus >= 0:
-            return self._evenly_cut(full, surplus)
-        single = [_played_members(group) for group in seen if 0 < played(group) < self.least]
+            return sorted(fetched, key=lambda group: played(group) < self.members)[: self.groups]
+        counted = [_played_members(group) for group in fetched if self._counts(group)]
+        lacking = self.trajectories - sum(map(len, counted))
+        if lacking <= 0:
+            return self._evenly_cut(counted, -lacking)
+        single = [_played_members(group) for group in fetched if 0 < played(group) < self.min_played]
         single.sort(key=lambda group: _selection_hash(group[0]))
-        return self._with_dummies([*full, *single[:-surplus]], seen)
+        return self._with_dummies([*counted, *single[:lacking]], fetched)
 
-    def _with_dummies(self, batch: list[Group], seen: Sequence[Group]) -> list[Group]:
+    def _with_dummies(self, batch: list[Group], fetched: Sequence[Group]) -> list[Group]:
         """Adds dummies to the groups in turn until the batch is full."""
         lacking = self.trajectories - sum(map(len, batch))
-        dummies = [member for group in seen for member in group if rows_of(member)[0].remove_sample][:lacking]
+        dummies = [member for group in fetched for member in group if rows_of(member)[0].remove_sample][:lacking]
         if not batch:
             return [dummies]
         return [[*group, *dummies[number :: len(batch)]] for number, group in enumerate(batch)]
@@ -103,29 +103,32 @@ class BatchRule:
         hashes = [sorted(map(_selection_hash, group)) for group in groups]
         while surplus:
             largest = max(range(len(sizes)), key=lambda number: (sizes[number], hashes[number]))
-            removed = sizes[largest] if sizes[largest] == self.least <= surplus else 1
+            removed = sizes[largest] if sizes[largest] == self.min_played <= surplus else 1
             sizes[largest] -= removed
             surplus -= removed
         kept = [set(of_group[:size]) for of_group, size in zip(hashes, sizes, strict=True)]
-        cut = [[one for one in group if _selection_hash(one) in keep] for group, keep in zip(groups, kept, strict=True)]
+        cut = (
+            [member for member in group if _selection_hash(member) in kept_hashes]
+            for group, kept_hashes in zip(groups, kept, strict=True)
+        )
         return [group for group in cut if group]
 
     def _counts(self, group: Group) -> bool:
-        return played(group) >= self.least
+        return played(group) >= self.min_played
 
     def _without_empty_steps(self, batch: list[Group]) -> list[Group]:
         """Reorders the groups, if necessary, so that every step has a played trajectory."""
         if self._every_step_is_played(batch):
             return batch
         steps = max(1, self.trajectories // self.step)
-        by_size = sorted(batch, key=played, reverse=True)
-        dealt = [group for first in range(steps) for group in by_size[first::steps]]
-        if not self._every_step_is_played(dealt):
+        by_played = sorted(batch, key=played, reverse=True)
+        reordered = [group for step in range(steps) for group in by_played[step::steps]]
+        if not self._every_step_is_played(reordered):
             raise GeneratorError(
                 f"{sum(map(played, batch))} of {self.trajectories} trajectories of this rollout were played: a "
                 "training step would train nothing, and still update the weights by Adam's momentum"
             )
-        return dealt
+        return reordered
 
     def _every_step_is_played(self, batch: Sequence[Group]) -> bool:
         members = [not rows[0].remove_sample for rows in trajectories_of(batch)]
@@ -146,7 +149,7 @@ def rule_of(args: Any) -> BatchRule:
         step=step_size(args),
         short_groups=buffer_attributes(args).rollout_buffer_short_groups,
         whole_groups=path not in (None, OWN_REWARDS_PATH) or (path is None and normalizes(args)),
-        least=2 if normalizes(args) and members > 1 else 1,
+        min_played=2 if normalizes(args) and members > 1 else 1,
         weightless_dummies=_dummies_have_no_weight(args),
     )
 
@@ -156,7 +159,7 @@ def _dummies_have_no_weight(args: Any) -> bool:
 
     The hook on the training ranks removes their weight from every term. ``post_process_rewards`` removes it from the
     policy's term only, if rewards are normalised; that suffices without KL and entropy terms. In a loss per token a
-    dummy counts as one token, which is as good as none.
+    dummy counts as one token, which is negligible.
     """
     if getattr(args, "advantage_estimator", "grpo") in ESTIMATORS_WITHOUT_DUMMIES:
         return False
@@ -196,12 +199,12 @@ def replace_trajectories_without_log_probs(groups: Sequence[Group]) -> int:
 
 def _give_mean(group: Group) -> None:
     """Sets the rewards of dummies to the means of the group's played members."""
-    real = [rows_of(member)[0] for member in _played_members(group)]
-    if not real:
+    first_rows = [rows_of(member)[0] for member in _played_members(group)]
+    if not first_rows:
         return
-    rewards: list[Any] = [sample.reward for sample in real]
-    reward = math.fsum(rewards) / len(real)
-    raw = math.fsum(float(sample.metadata["raw_reward"]) for sample in real) / len(real)
+    rewards: list[Any] = [sample.reward for sample in first_rows]
+    reward = math.fsum(rewards) / len(first_rows)
+    raw = math.fsum(float(sample.metadata["raw_reward"]) for sample in first_rows) / len(first_rows)
     for number, member in enumerate(group):
         sample = rows_of(member)[0]
         if sample.remove_sample:

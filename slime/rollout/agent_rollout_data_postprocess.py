@@ -28,6 +28,9 @@ POSTPROCESS_PATH = "slime.rollout.agent_rollout.post_process_rollout_data"
 Gather = Callable[[Any], Sequence[Any]]
 """All-gather over data-parallel ranks."""
 
+_reporters: dict[tuple[str, str | None, int], TrainingReporter] = {}
+"""The reporters of this process, by the buffer's URL, token and limit of rows."""
+
 
 def take_weight_off_dummies(rollout_data: dict[str, Any], gather: Gather | None = None) -> list[float]:
     """Scales ``rollout_mask_sums`` of one rank; returns the share of played trajectories of each step.
@@ -69,10 +72,11 @@ def knows_log_probs(rollout_data: Mapping[str, Any]) -> bool:
 
 def played_share(by_rank: Sequence[Sequence[set[int]]], trajectories: Sequence[int]) -> list[float]:
     """Returns, for each step, the share of its trajectories with a trained token on any rank."""
-    return [len(set().union(*(known[step] for known in by_rank))) / count for step, count in enumerate(trajectories)]
+    return [len(set().union(*(played[step] for played in by_rank))) / count for step, count in enumerate(trajectories)]
 
 
 def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
+    """Returns the indices of this rank's rows in each step."""
     micro_batches = iter(rollout_data["micro_batch_indices"])
     return [[row for _ in range(count) for row in next(micro_batches)] for count in rollout_data["num_microbatches"]]
 
@@ -89,9 +93,9 @@ def _gather_over_ranks(own: Any) -> list[Any]:
     import torch.distributed as dist
     from megatron.core import mpu
 
-    everyone: list[Any] = [None] * mpu.get_data_parallel_world_size(with_context_parallel=False)
-    dist.all_gather_object(everyone, own, group=mpu.get_data_parallel_group_gloo(with_context_parallel=False))
-    return everyone
+    by_rank: list[Any] = [None] * mpu.get_data_parallel_world_size(with_context_parallel=False)
+    dist.all_gather_object(by_rank, own, group=mpu.get_data_parallel_group_gloo(with_context_parallel=False))
+    return by_rank
 
 
 # --- the report to the buffer ----------------------------------------------------------------------------------------
@@ -194,6 +198,3 @@ def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, hi
 def reporters() -> Sequence[TrainingReporter]:
     """Returns the reporters of this process."""
     return tuple(_reporters.values())
-
-
-_reporters: dict[tuple[str, str | None, int], TrainingReporter] = {}

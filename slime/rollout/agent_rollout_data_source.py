@@ -42,8 +42,8 @@ class GroupStore:
         self._has_metadata = hasattr(data_source, "get_metadata") and hasattr(data_source, "update_metadata")
         self._waiting: list[Group] = []
 
-    def held(self) -> int:
-        """Returns how many groups are waiting."""
+    def waiting_count(self) -> int:
+        """Returns the number of stored groups."""
         return int(self._source.get_buffer_length()) if self._has_buffer else len(self._waiting)
 
     def add(self, groups: Sequence[Group]) -> None:
@@ -54,18 +54,18 @@ class GroupStore:
             self._source.add_samples(list(groups))
 
     def take(self, count: int) -> list[Group]:
-        """Takes at most ``count`` groups, chosen by slime's buffer filter; fewer if the filter drops some.
+        """Removes and returns at most ``count`` groups, chosen by slime's buffer filter; fewer if it rejects some.
 
-        Prompts with which slime pads the result are dropped.
+        Prompts with which slime pads the result are left out.
         """
         if not self._has_buffer:
             taken, self._waiting = self._waiting[:count], self._waiting[count:]
             return taken
-        found = self._source.get_samples(count)
-        groups = [group for group in found if is_agent_group(group)]
-        if len(groups) < len(found):
-            logger.info("dropped %d groups of the data source that are prompts", len(found) - len(groups))
-        self.add(groups[count:])
+        samples = self._source.get_samples(count)
+        groups = [group for group in samples if is_agent_group(group)]
+        if len(groups) < len(samples):
+            logger.info("dropped %d groups of the data source that are prompts", len(samples) - len(groups))
+        self.add(groups[count:])  # a filter may return more groups than were asked for
         return groups[:count]
 
     def metadata(self) -> dict[str, Any]:

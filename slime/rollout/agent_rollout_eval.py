@@ -81,7 +81,7 @@ async def _all_groups(feed: JobFeed, converter: DeliveryConverter) -> list[Rollo
         except InputExhaustedError:
             return groups
         groups += await converter.groups(delivery.items)
-        feed.received(delivery)
+        feed.mark_received(delivery)
 
 
 def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
@@ -92,12 +92,15 @@ def _success(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, f
 
 
 def _weight_versions(name: str, trajectories: Sequence[Sequence[Sample]]) -> dict[str, float]:
-    """Returns the number of weight versions that sampled the set, 1 for one policy; {} if the engine reports none."""
-    seen = [{str(version) for row in rows for version in row.weight_versions} for rows in trajectories]
-    if not (together := set[str]().union(*seen)):
+    """Returns how many weight versions sampled the set, and how many trajectories have more than one of them.
+
+    {} if the engine reports no versions.
+    """
+    by_trajectory = [{str(version) for row in rows for version in row.weight_versions} for rows in trajectories]
+    if not (all_versions := set[str]().union(*by_trajectory)):
         return {}
-    spanning = sum(len(versions) > 1 for versions in seen)
-    return {f"eval/{name}-weight_versions": len(together), f"eval/{name}-spanning_a_change": spanning}
+    spanning = sum(len(versions) > 1 for versions in by_trajectory)
+    return {f"eval/{name}-weight_versions": len(all_versions), f"eval/{name}-spanning_a_change": spanning}
 
 
 def _played_trajectories(args: Any, eval_set: EvalSet, groups: Sequence[Group]) -> list[list[Sample]]:
@@ -105,7 +108,7 @@ def _played_trajectories(args: Any, eval_set: EvalSet, groups: Sequence[Group]) 
     needs_whole_groups = getattr(args, "log_passrate", False) and eval_set.samples_per_group > 1
     trajectories = []
     for group in groups:
-        real = [rows for rows in trajectories_of([group]) if not rows[0].remove_sample]
-        if not needs_whole_groups or len(real) == len(group):
-            trajectories += real
+        played = [rows for rows in trajectories_of([group]) if not rows[0].remove_sample]
+        if not needs_whole_groups or len(played) == len(group):
+            trajectories += played
     return trajectories

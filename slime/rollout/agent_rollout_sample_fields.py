@@ -57,17 +57,17 @@ RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "roll
 
 def record_fields(row: RolloutRow) -> dict[str, Any]:
     """Returns the Sample's fields for the row's records; no key for a kind that was not requested."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if not row.records:
-        return found
+        return values
     import numpy as np
 
-    if (kept := row.records.get(TOP_P_TOKENS)) is not None:
-        found["rollout_top_p_token_ids"] = _as_array(kept).astype(np.int32)
-        found["rollout_top_p_token_offsets"] = np.array([0, *kept.ends], np.int32)
+    if (top_p_ids := row.records.get(TOP_P_TOKENS)) is not None:
+        values["rollout_top_p_token_ids"] = _as_array(top_p_ids).astype(np.int32)
+        values["rollout_top_p_token_offsets"] = np.array([0, *top_p_ids.ends], np.int32)
     if (experts := row.records.get(ROUTED_EXPERTS)) is not None:
-        found["rollout_routed_experts"] = _as_array(experts).reshape(-1, experts.width)
-    return found
+        values["rollout_routed_experts"] = _as_array(experts).reshape(-1, experts.width)
+    return values
 
 
 def without_records(sample: Sample, **changes: Any) -> Sample:
@@ -82,8 +82,9 @@ def without_records(sample: Sample, **changes: Any) -> Sample:
 def fill_records(samples: Iterable[Sample], args: Any) -> None:
     """Pads the records of every row, in place, to the length and shape that slime expects.
 
-    Some tokens were never read by the engine: those of dummies, and a token that makes a row even. They get the experts
-    of the token before, or the first experts; no trained token follows them. Untrained tokens have no top-p ids.
+    The engine never read some tokens: those of dummies, and a token that makes the length of a row even. Such a token
+    gets the experts of the token before it, or the first experts; no trained token follows it. Untrained tokens have no
+    top-p ids.
     """
     if not (wanted := wanted_records(args)):
         return

@@ -87,8 +87,8 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     """Combines the groups of one rollout into a batch for slime's RolloutManager.
 
     ``group_index`` and ``rollout_id`` become ints that are unique in the run; the rows of one trajectory share them.
-    All metadata have the same keys, and forwarded values have the same type on every sample. Either all samples have
-    log-probs or none. If any trajectory has several rows, every trajectory is a list.
+    All metadata have the same keys, and values that slime reads have the same type on every sample. Either all samples
+    have log-probs or none. If any trajectory has several rows, every trajectory is a list.
     """
     first = rollout_id * MAX_TRAJECTORIES
     trajectories = 0
@@ -104,7 +104,7 @@ def finish_batch(groups: Sequence[Group], rollout_id: int, args: Any = None) -> 
     _agree_on_source_name(samples)
     _agree_on_log_probs(samples, args)
     if needs_even_row_lengths(args):
-        _make_even(samples)
+        _make_lengths_even(samples)
     if len(samples) == trajectories:
         fill_records(samples, args)
         return [[rows_of(member)[0] for member in group] for group in groups]
@@ -120,12 +120,12 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
 
     slime fails on such steps with fixed micro-batches; ``--use-dynamic-batch-size`` accepts any number of rows.
     """
-    size, share = getattr(args, "global_batch_size", None), rows_divisor(args)
-    if not size or share <= 1:
+    size, divisor = getattr(args, "global_batch_size", None), rows_divisor(args)
+    if not size or divisor <= 1:
         return
     for start in range(0, len(trajectories) - size + 1, size):
         step = trajectories[start : start + size]
-        missing = -sum(map(len, step)) % share
+        missing = -sum(map(len, step)) % divisor
         step[-1].extend([_filler(step[-1][0]) for _ in range(missing)])
         if missing:
             _warn_of_fillers()
@@ -178,7 +178,7 @@ def is_agent_group(group: Any) -> bool:
     return isinstance(first, Sample) and "token_source" in (first.metadata or {})
 
 
-def _make_even(samples: Iterable[Sample]) -> None:
+def _make_lengths_even(samples: Iterable[Sample]) -> None:
     """Appends an untrained token to rows of odd length, in place."""
     for sample in samples:
         if len(sample.tokens) % 2 == 0:
@@ -199,8 +199,8 @@ def _share_metadata_keys(samples: Sequence[Sample]) -> None:
 
 def _agree_on_round_number(samples: Sequence[Sample]) -> None:
     """Gives samples without a round number, such as dummies, the mean: slime sums it over all samples."""
-    given: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
-    known = [(sample, value) for sample, value in given if metrics.is_number(value) and not sample.remove_sample]
+    numbers: list[tuple[Sample, Any]] = [(sample, sample.metadata.get("round_number")) for sample in samples]
+    known = [(sample, value) for sample, value in numbers if metrics.is_number(value) and not sample.remove_sample]
     if not known:
         for sample in samples:
             sample.metadata.pop("round_number", None)
@@ -217,18 +217,12 @@ def _agree_on_source_name(samples: Sequence[Sample]) -> None:
     """Gives every sample a source name, which slime requires to be a text; a dummy gets that of its group."""
     if not any("source_name" in sample.metadata for sample in samples):
         return
-    by_group = {sample.group_index: _name(sample.metadata["source_name"]) for sample in samples[::-1] if _named(sample)}
+    by_group: dict[Any, Any] = {}
     for sample in samples:
-        own = sample.metadata["source_name"] if _named(sample) else by_group.get(sample.group_index)
-        sample.metadata["source_name"] = _name(own)
-
-
-def _named(sample: Sample) -> bool:
-    return sample.metadata.get("source_name") not in (None, "")
-
-
-def _name(source: Any) -> str:
-    return str(source or "unknown")
+        by_group[sample.group_index] = by_group.get(sample.group_index) or sample.metadata["source_name"]
+    for sample in samples:
+        name = sample.metadata["source_name"] or by_group[sample.group_index] or "unknown"
+        sample.metadata["source_name"] = str(name)
 
 
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:

@@ -126,8 +126,8 @@ def buffer_attributes(args: Any) -> BufferAttributes:
     Raises:
         ConfigError: attributes are invalid; the message names each.
     """
-    found = {name: getattr(args, name, None) for name in BufferAttributes.model_fields}
-    given = {name: value for name, value in found.items() if value not in (None, "")}
+    values = {name: getattr(args, name, None) for name in BufferAttributes.model_fields}
+    given = {name: value for name, value in values.items() if value not in (None, "")}
     try:
         return checked(BufferAttributes.model_validate, given, "")
     except InvalidPayloadError as error:
@@ -139,9 +139,8 @@ KNOWN_ATTRIBUTES = tuple(sorted(name for name in BufferAttributes.model_fields i
 
 def refuse_unknown_attributes(args: Any) -> None:
     """Raises a ConfigError for a ``rollout_buffer_…`` attribute that nobody reads: slime accepts any key."""
-    known = [
-        name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES
-    ]  # the common prefix would make any two names similar
+    # Compared without the common prefix, which would make any two names similar.
+    known = [name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES]
     for name in sorted(vars(args)):
         if name.startswith(PREFIX) and name not in KNOWN_ATTRIBUTES:
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
@@ -164,8 +163,8 @@ class RolloutSettings(FeedSettings):
 class EvalSet:
     """One evaluation set: its name in the metrics, its file, and its sampling parameters.
 
-    ``max_tokens`` None leaves the limit to the buffer.
-    ``more_sampling`` has the further sampling parameters that slime's evaluation sends (top_k, stop …), if set.
+    ``max_tokens`` None leaves the limit to the buffer. ``more_sampling`` has the further sampling parameters that
+    slime's evaluation sends (top_k, stop …), if they are set.
     """
 
     name: str
@@ -260,8 +259,8 @@ def asked_records(args: Any) -> dict[str, Any]:
 
 def needs_top_p_ids(args: Any) -> bool:
     """Returns True if slime computes log-probs over the top-p ids: versions of 2026 do, for a top_p below 1."""
-    knows = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
-    return knows and getattr(args, "rollout_top_p", 1.0) != 1.0
+    has_field = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
+    return has_field and getattr(args, "rollout_top_p", 1.0) != 1.0
 
 
 def _routed_ids_per_token(args: Any) -> int | None:
@@ -423,8 +422,9 @@ def eval_sets(args: Any) -> list[EvalSet]:
 
 def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
     def value(of_set: str, *of_args: str) -> Any:
-        found = [getattr(dataset, of_set, None), *(getattr(args, attribute, None) for attribute in of_args)]
-        return next((entry for entry in found if entry is not None), None)
+        """Returns the first of these attributes that is set: of the evaluation set, or else of slime's arguments."""
+        values = [getattr(dataset, of_set, None), *(getattr(args, attribute, None) for attribute in of_args)]
+        return next((entry for entry in values if entry is not None), None)
 
     return EvalSet(
         name=name,
@@ -555,7 +555,7 @@ def _buffer_url(args: Any) -> str:
 
 
 def _url_on_the_command_line() -> str | None:
-    """Returns the last value of the older flag, which slime's parser ignores, on the command line of the training."""
+    """Returns the older flag's last value on the command line of the training; slime's parser ignores this flag."""
     own = subprocess.list2cmdline(sys.argv)
     return next(filter(None, map(_old_flag_in, (own, _drivers_command_line()))), None)
 

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass
 class RolloutFnTrainOutput:
-    """Groups of samples, nested one level deeper if a trajectory has several rows. slime logs ``metrics`` verbatim."""
+    """Groups of samples. If a trajectory has several rows, each member of a group is the list of its samples.
+
+    slime logs ``metrics`` verbatim.
+    """
 
     samples: list[list[Any]]
     metrics: dict[str, Any] | None = None
@@ -16,7 +19,7 @@ class RolloutFnTrainOutput:
 
 @dataclass
 class RolloutFnEvalOutput:
-    """By evaluation set: ``rewards``, ``truncated`` and ``samples``, three lists of equal length."""
+    """``data`` has ``rewards``, ``truncated`` and ``samples`` of each evaluation set: three lists of equal length."""
 
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None

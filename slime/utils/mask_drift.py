@@ -95,12 +95,12 @@ def compare_with_rebuilt(
     pairs = zip(generations, rebuilt.turns, strict=False)
     differences = [_Difference(generation, turn, rebuilt) for generation, turn in pairs]
     kinds.update(*(difference.kinds for difference in differences))
-    first = next(((index, found.first_token) for index, found in enumerate(differences) if found.kinds), None)
-    if len(rows) > 1 and first is None:  # the images differ: the generation that opens the second row
-        opening = rows[1].generation_indices[0]
-        tokens = [*generations[opening].prompt_ids, *generations[opening].output_ids]
-        first = opening, _common(tokens, rebuilt.token_ids)
-    turn_index, token_index = first or (None, None)
+    differing = ((index, turn.first_token) for index, turn in enumerate(differences) if turn.kinds)
+    turn_index, token_index = next(differing, (None, None))
+    if len(rows) > 1 and turn_index is None:  # only the images differ: the second row begins with other ones
+        turn_index = rows[1].generation_indices[0]
+        tokens = [*generations[turn_index].prompt_ids, *generations[turn_index].output_ids]
+        token_index = common_length(tokens, rebuilt.token_ids)
     return DriftReport(
         # Rows that differ although no turn differs have another context.
         kinds=[kind.value for kind in DriftKind if kind in (kinds or {DriftKind.CONTEXT})],
@@ -136,15 +136,16 @@ class _Difference:
         self.first_token = len(prompt)
         if sampled != rebuilt_output:
             self.kinds |= self._kinds_of_output(sampled, rebuilt_output)
-            common_start = _common(sampled, rebuilt_output)
-            rest, rebuilt_rest = sampled[common_start:], rebuilt_output[common_start:]
-            self.tokens_affected = len(rest) - _common(rest[::-1], rebuilt_rest[::-1])
-            self.first_token += common_start
+            shared = common_length(sampled, rebuilt_output)
+            rest, rebuilt_rest = sampled[shared:], rebuilt_output[shared:]
+            self.tokens_affected = len(rest) - common_length(rest[::-1], rebuilt_rest[::-1])
+            self.first_token += shared
         elif any(mask != int(generation.is_trained) for mask in rebuilt.loss_mask[turn.start : turn.end]):
             self.kinds.add(DriftKind.MASK)
+        # The merged token makes the prompts differ as well; that is counted as BOUNDARY.
         if prompt != rebuilt_prompt and (sampled == rebuilt_output or not turn.merged):
             self.kinds.add(DriftKind.CONTEXT)
-            self.first_token = _common(prompt, rebuilt_prompt)
+            self.first_token = common_length(prompt, rebuilt_prompt)
 
     def _kinds_of_output(self, sampled: list[int], rebuilt_output: list[int]) -> set[DriftKind]:
         kinds: set[DriftKind] = {DriftKind.BOUNDARY} if self._merged else set()
@@ -166,14 +167,16 @@ class _Difference:
         if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}
 
-        merged, rest = self._rebuilt.decode(self._merged), text.removesuffix(rebuilt_text)
-        return set() if rest + rebuilt_text == text and merged.endswith(rest) else {DriftKind.TEXT}
+        # The text does not differ if its beginning is only missing because the merged token holds it.
+        beginning = text.removesuffix(rebuilt_text)
+        is_in_merged_token = self._rebuilt.decode(self._merged).endswith(beginning)
+        return set() if beginning + rebuilt_text == text and is_in_merged_token else {DriftKind.TEXT}
 
     def _added(self, ids: list[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._rebuilt.added_ids]
 
 
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Counts the equal items at the start."""
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns the length of the common prefix of two lists of ids."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))

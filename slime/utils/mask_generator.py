@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from slime.utils.mask_drift import DriftReport, RebuiltTokens, RebuiltTurn, compare_with_rebuilt
+from slime.utils.mask_drift import DriftReport, RebuiltTokens, RebuiltTurn, common_length, compare_with_rebuilt
 from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
@@ -48,6 +48,7 @@ MaskMethod = Callable[["MultiTurnLossMaskGenerator", Sequence[Message], Sequence
 DEEPSEEK_MARKER = "<｜Assistant｜>"
 """The token by which slime knows a distilled DeepSeek."""
 BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "gemma4", "distill_qwen")
+_CONVERSATIONS_PER_BATCH = 64  # they are rendered before their chunks are tokenised together
 _registered: dict[str, MaskMethod] = {}
 
 
@@ -164,12 +165,12 @@ class MultiTurnLossMaskGenerator:
 
         ``tools`` has one entry for each conversation.
         """
-        each = tools if tools is not None else [None] * len(conversations)
+        tools_of_each = tools if tools is not None else [None] * len(conversations)
         if not self.is_built_in:
-            return [self.get_loss_mask(messages, own) for messages, own in zip(conversations, each, strict=True)]
+            return [self.get_loss_mask(*arguments) for arguments in zip(conversations, tools_of_each, strict=True)]
 
-        masked = self.mask_conversations(conversations, each)
-        return [self._with_last_reasoning_kept(*one) for one in zip(masked, conversations, each, strict=True)]
+        results = zip(self.mask_conversations(conversations, tools), conversations, tools_of_each, strict=True)
+        return [self._with_last_reasoning_kept(masked, messages, own) for masked, messages, own in results]
 
     def mask_conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> MaskedConversation:
         """Returns ids and mask with the turns and all undecided tokens."""
@@ -179,11 +180,12 @@ class MultiTurnLossMaskGenerator:
         self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Any] | None] | None = None
     ) -> list[MaskedConversation]:
         """Returns the result of ``mask_conversation`` for each of many conversations, tokenised in parallel batches."""
-        each = tools if tools is not None else [None] * len(conversations)
+        tools_of_each = tools if tools is not None else [None] * len(conversations)
+        pairs = list(zip(conversations, tools_of_each, strict=True))
         masked: list[MaskedConversation] = []
-        for start in range(0, len(conversations), _BATCH):
-            pairs = zip(conversations[start : start + _BATCH], each[start : start + _BATCH], strict=True)
-            renderings = [self._template.render(self._dialect, messages, own) for messages, own in pairs]
+        for start in range(0, len(pairs), _CONVERSATIONS_PER_BATCH):
+            batch = pairs[start : start + _CONVERSATIONS_PER_BATCH]
+            renderings = [self._template.render(self._dialect, messages, own) for messages, own in batch]
             chunks = self._chunks.chunks([rendering.text for rendering in renderings])
             masked += [self._assemble(rendering, own) for rendering, own in zip(renderings, chunks, strict=True)]
         return masked
@@ -252,7 +254,7 @@ class MultiTurnLossMaskGenerator:
         generations = rebuilt.generations
         if images_before is not None:
             indexed = zip(generations, rebuilt.message_indices, strict=True)
-            generations = [replace(one, images=images_before(index)) for one, index in indexed]
+            generations = [replace(generation, images=images_before(index)) for generation, index in indexed]
         rows = pack_training_rows(generations)
         if max_tokens is not None and len(rows) > 1 and sum(len(row.token_ids) for row in rows) > max_tokens:
             return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)
@@ -270,8 +272,8 @@ class MultiTurnLossMaskGenerator:
         that packs into more than one row.
         """
         masked = self._masked_by_type(messages, tools)
-        merged = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
-        turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in merged) for turn in masked.turns]
+        boundaries = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
+        turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in boundaries) for turn in masked.turns]
         rebuilt = RebuiltTokens(
             masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
         )
@@ -308,9 +310,10 @@ class MultiTurnLossMaskGenerator:
         return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
 
     def get_system_message_length(self) -> tuple[int, int]:
-        """Returns the numbers of tokens before the first user message and of the generation prompt.
+        """Returns two numbers of tokens: before the first user message, and of the generation prompt.
 
-        The former are the template's default system prompt and a BOS. Unused; part of slime's class.
+        The template's default system prompt and a BOS come before the first user message. Unused; part of slime's
+        class.
         """
         user = {"role": "user", "content": "Hello"}
         one, two, asked = (
@@ -418,11 +421,10 @@ class MultiTurnLossMaskGenerator:
 
         rebuilt = self.rebuild_conversation(messages, tools)
         last = rebuilt.generations[-1]
-        alike = zip(masked.token_ids, last.prompt_ids, strict=False)
-        shared = next((at for at, (one, other) in enumerate(alike) if one != other), len(last.prompt_ids))
-        before = [*masked.loss_mask[:shared], *[0] * (len(last.prompt_ids) - shared)]
-        sampled = [int(last.trained and one not in self.image_token_ids) for one in last.output_ids]
-        return [*last.prompt_ids, *last.output_ids], [*before, *sampled]
+        shared = common_length(masked.token_ids, last.prompt_ids)
+        prompt_mask = [*masked.loss_mask[:shared], *[0] * (len(last.prompt_ids) - shared)]
+        output_mask = [int(last.trained and token_id not in self.image_token_ids) for token_id in last.output_ids]
+        return [*last.prompt_ids, *last.output_ids], [*prompt_mask, *output_mask]
 
     def _whole_row(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> TrainingRow:
         token_ids, loss_mask = call_with_tools(self.get_loss_mask, messages, tools)
@@ -433,8 +435,8 @@ class MultiTurnLossMaskGenerator:
             return row
 
         pairs = list(zip(row.token_ids, row.loss_mask, strict=True))
-        places = [at for at, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids]
-        undecided += [Undecided(UndecidedReason.IMAGE, position=at) for at in places]
+        images = [at for at, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids]
+        undecided += [Undecided(UndecidedReason.IMAGE, position=at) for at in images]
         loss_mask = [0 if token_id in self.image_token_ids else trained for token_id, trained in pairs]
         return replace(row, loss_mask=loss_mask, response_length=response_length_of(loss_mask))
 
@@ -472,7 +474,10 @@ class MultiTurnLossMaskGenerator:
     def _turn(
         self, rendering: Rendering, turn: RenderedTurn, first: _Place, last: _Place
     ) -> tuple[MaskedTurn, list[int]]:
-        """Converts the character range of a turn to tokens; also returns the tokens that cross its boundaries."""
+        """Converts the character range of a turn to tokens; also returns the tokens that cross its boundaries.
+
+        ``first`` and ``last`` are the chunks in which the turn begins and ends.
+        """
         before_start, start = self._chunks.boundary(first.chunk, turn.start - first.character)
         end, after_end = self._chunks.boundary(last.chunk, turn.end - last.character)
         shared: list[int] = []
@@ -481,8 +486,9 @@ class MultiTurnLossMaskGenerator:
             at_end = range(last.token + end, last.token + after_end)
             shared = list(dict.fromkeys([*at_start, *at_end]))
         trained = rendering.messages[turn.message_index].get("step_loss_mask", 1) == 1
-        from_token = first.token + start
-        return MaskedTurn(turn.message_index, from_token, max(from_token, last.token + end), trained), shared
+        first_token = first.token + start
+        # One token may hold the whole turn and more: then no token is the turn's own.
+        return MaskedTurn(turn.message_index, first_token, max(first_token, last.token + end), trained), shared
 
     def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
         if not self.image_token_ids or self.image_token_ids.isdisjoint(token_ids[turn.start : turn.end]):
@@ -491,11 +497,8 @@ class MultiTurnLossMaskGenerator:
         return [at for at in range(turn.start, turn.end) if token_ids[at] in self.image_token_ids]
 
 
-_BATCH = 64  # conversations rendered before their chunks are tokenised together
-
-
 class _Place(NamedTuple):
-    """A chunk with its offsets in the text and in the tokens."""
+    """A chunk, and the indices of its first character in the text and of its first token in the ids."""
 
     chunk: Chunk
     character: int
@@ -553,18 +556,18 @@ def call_with_tools(method: Any, messages: Sequence[Message], tools: Sequence[An
     Raises:
         ValueError: the result is not ids with a mask.
     """
-    several = inspect.Parameter.VAR_POSITIONAL
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
-    takes_tools = several in kinds or any(kind < several for kind in kinds[1:])
-    given = method(messages, tools) if takes_tools else method(messages)
-    return checked_ids_and_mask(given)
+    takes_tools = inspect.Parameter.VAR_POSITIONAL in kinds or any(kind in positional for kind in kinds[1:])
+    result = method(messages, tools) if takes_tools else method(messages)
+    return checked_ids_and_mask(result)
 
 
 def checked_ids_and_mask(given: Any) -> IdsAndMask:
     """Returns the result of a mask method as two lists of equal length.
 
     Raises:
-        ValueError: the result is not ids with a mask.
+        ValueError: the result is not ids with a mask. "it" in the message is the method.
     """
     try:
         token_ids, loss_mask = (_flat(part) for part in given)

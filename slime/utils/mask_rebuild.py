@@ -70,9 +70,11 @@ class _PromptMode:
 
 
 class _Thinking(Enum):
-    SHOWN = 1  # the message has reasoning, or its markers
-    ABSENT = 2  # it has none, and is complete
-    UNKNOWN = 3  # it was truncated, and may be reasoning or an answer
+    """Whether a message shows that its turn was sampled with thinking."""
+
+    SHOWN = 1  # the message has reasoning, or markers of reasoning
+    ABSENT = 2  # the message is complete and has no reasoning
+    UNKNOWN = 3  # the message was truncated: its text may be reasoning or an answer
 
 
 class ConversationReader:
@@ -134,10 +136,12 @@ class ConversationReader:
 
     def with_calls(self, text: str, message: Message) -> str:
         """Returns a text followed by the tool calls of its message in the template's format."""
-        answer = text.rpartition(THINK_END)[2].strip("\n") and text if self.takes_reasoning_out else text
-        spoken = _ANSWER + answer[len(answer.rstrip()) :] if answer else ""
+        is_reasoning_alone = self.takes_reasoning_out and not text.rpartition(THINK_END)[2].strip("\n")
+        answer = "" if is_reasoning_alone else text
+        # A short answer with the same white space at its end stands for the text.
+        probe = _ANSWER + answer[len(answer.rstrip()) :] if answer else ""
         rendering = self._template.render(
-            self._dialect, [_user(), {**_assistant(spoken), "tool_calls": message["tool_calls"]}]
+            self._dialect, [_user(), {**_assistant(probe), "tool_calls": message["tool_calls"]}]
         )
         if not rendering.turns:
             return text
@@ -179,7 +183,7 @@ class _Conversation:
             else [message if message.get("content") is None else with_text_content(message) for message in messages]
         )
         self._write: Writer
-        self._write, self._messages, self._text = template.accepted(given, tools)
+        self._write, self._messages, self._text = template.render_accepted_form(given, tools)
         self._tools = tools
         speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         self._speakers = speakers
@@ -216,8 +220,10 @@ class _Conversation:
                 return answering
         if not thinking.opening:
             return answering  # reasoning would begin with the marker
-        seen = set(self._thinking.values())
-        return answering if _Thinking.ABSENT in seen and _Thinking.SHOWN not in seen else thinking
+        # A truncated reply is taken for an answer if the conversation has answers and no reasoning.
+        of_conversation = set(self._thinking.values())
+        has_only_answers = _Thinking.ABSENT in of_conversation and _Thinking.SHOWN not in of_conversation
+        return answering if has_only_answers else thinking
 
     def _thinking_of(self, index: int) -> _Thinking:
         message = self._messages[index]
@@ -261,8 +267,8 @@ class _Conversation:
             undecided.append(Undecided(UndecidedReason.EMPTY_THINKING, index))
             text = text.removeprefix(mode.closed_block) if self._reader.thinking.opening else text
         if message.get("tool_calls"):
-            bare, text = text, self._reader.with_calls(text, message)
-            if text.rstrip() == bare.rstrip():
+            without_calls, text = text, self._reader.with_calls(text, message)
+            if text.rstrip() == without_calls.rstrip():
                 undecided.append(Undecided(UndecidedReason.DROPPED_CALLS, index))
         return _with_reasoning(_reasoning_of(message), text, mode, cut=index in self._cut), undecided
 
@@ -279,7 +285,8 @@ def _joined(text: str, rest: str) -> str:
         return text + rest[len(space) :]
     if space.strip("\n"):
         return text + rest
-    return text + rest[min(len(space), len(rest) - len(rest.lstrip("\n"))) :]
+    breaks_of_rest = len(rest) - len(rest.lstrip("\n"))
+    return text + rest[min(len(space), breaks_of_rest) :]
 
 
 def _with_reasoning(reasoning: str, rest: str, mode: _PromptMode, *, cut: bool) -> str:

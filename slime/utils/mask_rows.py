@@ -27,8 +27,10 @@ TOP_P_TOKENS = "top_p_tokens"
 
 RECORDS_MAGIC = b"TOKREC1\0"
 _HEADER = struct.Struct("<8sIIHH")
-_BELOW_SIGN = bytes(range(128))
+_TOP_BYTES_FROM_0_ON = bytes(range(128))
+"""The values of the highest byte of an int32 that is not negative."""
 _TYPECODES = {1: "B", 2: "H", 4: "I"}
+"""The type codes of ``array`` for unsigned numbers, by the bytes of a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class TokenRecords:
         Raises:
             ValueError: a number is negative, or the numbers are not whole records.
         """
-        planes = [data[at::4] for at in range(4)]
-        if len(data) % 4 or planes[3].translate(None, _BELOW_SIGN):
+        planes = [data[at::4] for at in range(4)]  # the lowest byte of each number, the second, the third, the highest
+        if len(data) % 4 or planes[3].translate(None, _TOP_BYTES_FROM_0_ON):
             raise ValueError("they are no int32 numbers from 0 on")
         if not any(map(_has_bits, planes[1:])):
             return cls(start, planes[0], 1, width, tuple(ends))
@@ -93,7 +95,7 @@ class TokenRecords:
         last = max(first, min(end - self.start, len(self)))
         begin = self._numbers_before(first)
         values = self.values[begin * self.itemsize : self._numbers_before(last) * self.itemsize]
-        ends = tuple(one - begin for one in self.ends[first:last])
+        ends = tuple(end_of_record - begin for end_of_record in self.ends[first:last])
         return replace(self, start=self.start + first, values=values, ends=ends)
 
     def encode(self) -> bytes:
@@ -111,14 +113,14 @@ class TokenRecords:
         if len(data) < _HEADER.size or not data.startswith(RECORDS_MAGIC):
             raise ValueError("these bytes are no token records")
         _, start, count, itemsize, width = _HEADER.unpack_from(data)
-        behind = _HEADER.size + (0 if width else 4 * count)
-        if itemsize not in _TYPECODES or len(data) < behind:
+        values_at = _HEADER.size + (0 if width else 4 * count)  # records of variable length have their ends before
+        if itemsize not in _TYPECODES or len(data) < values_at:
             raise ValueError("the token records are cut off")
-        ends = () if width else tuple(array("I", data[_HEADER.size : behind]))
-        found = cls(start, data[behind:], itemsize, width, ends)
-        if len(found) != count:
-            raise ValueError(f"there are {len(found)} token records, and {count} were written")
-        return found
+        ends = () if width else tuple(array("I", data[_HEADER.size : values_at]))
+        records = cls(start, data[values_at:], itemsize, width, ends)
+        if len(records) != count:
+            raise ValueError(f"there are {len(records)} token records, and {count} were written")
+        return records
 
     def _numbers_before(self, index: int) -> int:
         if self.width:
@@ -143,18 +145,18 @@ def joined_records(parts: Sequence[TokenRecords]) -> TokenRecords:
                 f"token records of {after.width} numbers from token {after.start} on do not follow those of "
                 f"{before.width} that end at {before.end}"
             )
-    itemsize = max(one.itemsize for one in parts)
+    itemsize = max(part.itemsize for part in parts)
     ends: list[int] = []
-    for one in parts:
-        before_it = ends[-1] if ends else 0
-        ends += [before_it + end for end in one.ends]
-    values = b"".join(one._widened(itemsize) for one in parts)
+    for part in parts:
+        numbers_before = ends[-1] if ends else 0
+        ends += [numbers_before + end for end in part.ends]
+    values = b"".join(part._widened(itemsize) for part in parts)
     return TokenRecords(parts[0].start, values, itemsize, parts[0].width, tuple(ends))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBytes:
-    """Encoded records with their hash; ``data`` is None if the bytes must be fetched by hash."""
+    """Encoded ``TokenRecords`` by their hash; ``data`` is None if the bytes must be fetched by hash."""
 
     sha256: str
     data: bytes | None = field(default=None, repr=False, compare=False)
@@ -294,13 +296,13 @@ def pack_training_rows(generations: Sequence[Generation]) -> list[TrainingRow]:
 def pack_training_rows_within(
     generations: Sequence[Generation], max_tokens: int
 ) -> tuple[list[TrainingRow], list[int]]:
-    """Packs the generations of at most ``max_tokens``, prompt and output together.
+    """Packs the generations whose prompt and output have at most ``max_tokens`` together.
 
     Also returns the indices of the longer generations, which are dropped.
     """
-    long = [at for at, one in enumerate(generations) if len(one.prompt_ids) + len(one.output_ids) > max_tokens]
-    dropped = set(long)
-    return _pack([(at, one) for at, one in enumerate(generations) if at not in dropped]), long
+    numbered = list(enumerate(generations))
+    dropped = {at for at, one in numbered if len(one.prompt_ids) + len(one.output_ids) > max_tokens}
+    return _pack([(at, one) for at, one in numbered if at not in dropped]), sorted(dropped)
 
 
 def _pack(numbered: Sequence[tuple[int, Generation]]) -> list[TrainingRow]:
@@ -430,7 +432,7 @@ def align_with_expanded(
     mask: list[int] = []
     at = 0
     while at < len(token_ids):
-        here = len(mask)
+        here = len(mask)  # the index in ``expanded`` that belongs to ``at`` in ``token_ids``
         if token_ids[at] in placeholders:
             length, expanded_length = _equal_from(token_ids, at), _equal_from(expanded, here)
             if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_length < length:
@@ -438,7 +440,8 @@ def align_with_expanded(
             mask += [0] * expanded_length
             at += length
         else:
-            end = next((to for to in range(at, len(token_ids)) if token_ids[to] in placeholders), len(token_ids))
+            later = range(at, len(token_ids))
+            end = next((index for index in later if token_ids[index] in placeholders), len(token_ids))
             if list(expanded[here : here + end - at]) != list(token_ids[at:end]):
                 raise ValueError(f"input_ids differ from the rendered conversation at or after token {here}")
             mask += loss_mask[at:end]

@@ -35,6 +35,7 @@ THINKING_SWITCHES: tuple[dict[str, bool], ...] = (
     {"thinking": True},
     {"thinking": False},
 )
+"""The switches by which templates turn thinking on or off; the first sets none."""
 _PROBE = ("probe-question-one", "probe-answer", "probe-question-two")
 
 
@@ -83,7 +84,10 @@ class RenderedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation with its turns; ``problem`` is the reason if the turns cannot be located."""
+    """A rendered conversation with its turns; ``problem`` is the reason if the turns cannot be located.
+
+    ``messages`` are in the form that the template accepted.
+    """
 
     text: str
     turns: tuple[RenderedTurn, ...] = ()
@@ -150,19 +154,21 @@ class ChatTemplate:
 
     def render(self, dialect: Dialect, messages: Messages, tools: Tools = None) -> Rendering:
         """Renders a conversation, in a form that the template accepts, and locates its turns."""
-        write, messages, text = self.accepted(messages, tools)
+        write, messages, text = self.render_accepted_form(messages, tools)
         try:
             escaped_render = self._escaped_render(dialect, write, messages, tools, text)
             return Rendering(text, tuple(dialect.assistant_turns(escaped_render, messages)), messages=messages)
         except UndecidedError as error:
             return Rendering(text, problem=str(error), messages=messages)
 
-    def accepted(self, messages: Messages, tools: Tools = None) -> tuple[Writer, Messages, str]:
-        """Returns a function that renders these messages, the form that the template accepts, and their render.
+    def render_accepted_form(self, messages: Messages, tools: Tools = None) -> tuple[Writer, Messages, str]:
+        """Returns a function that renders these messages, the messages in a form that the template accepts, and their
+        render.
 
-        Reasoning is passed as ``reasoning_content``. Messages that the template refuses are retried in other forms:
-        with nulls, which some versions of transformers remove, tool arguments as an object instead of JSON text,
-        ``content`` as text instead of null or a list of texts. If all fail, the first error is raised.
+        Reasoning is passed as ``reasoning_content``. Messages that the template refuses are rendered again in other
+        forms: with nulls, which some versions of transformers remove; with tool arguments as an object instead of JSON
+        text; with ``content`` as text instead of null or a list of texts. If all forms are refused, the first error is
+        raised.
         """
         messages = [with_reasoning_content(message) for message in messages]
         try:
@@ -204,7 +210,7 @@ class ChatTemplate:
         ):
             return text
 
-        for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):
+        for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):  # one more for roles
             escaper = _MarkerEscaper(dialect.neutral_characters, spares)
             escaped_messages = [escaper.message(message) for message in messages]
             escaped_tools = escaper.value(tools) if tools else tools
@@ -218,7 +224,10 @@ class ChatTemplate:
 
 
 class _MarkerEscaper:
-    """Escapes marker characters in messages by spare characters, and unescapes them."""
+    """Escapes marker characters in messages by spare characters, and unescapes them.
+
+    The last spare character replaces the "a" of roles that continue after "assistant".
+    """
 
     def __init__(self, characters: str, spares: str) -> None:
         self._pairs = list(zip(characters, spares[: len(characters)], strict=True))
@@ -266,20 +275,18 @@ def _continues_the_word_assistant(message: Message) -> bool:
 
 def _hold_any(characters: str, value: Any) -> bool:
     """True if a string in a JSON-like value has one of the characters, or the value has an unknown type."""
-    rest = [value]
-    while rest:
-        one = rest.pop()
-        if isinstance(one, str):
-            if any(map(one.__contains__, characters)):
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, str):
+            if any(map(part.__contains__, characters)):
                 return True
-        elif isinstance(one, dict):
-            rest += one
-            rest += one.values()
-        elif isinstance(one, (list, tuple)):
-            rest += one
-        elif isinstance(one, Mapping):
-            rest += [*one.keys(), *one.values()]
-        elif not isinstance(one, (int, float, NoneType)):
+        elif isinstance(part, Mapping):
+            waiting += part.keys()
+            waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+        elif not isinstance(part, (int, float, NoneType)):
             return True
     return False
 
@@ -309,10 +316,10 @@ def _variants(messages: Messages) -> Iterator[Messages]:
     with_objects = [_with_argument_objects(message) for message in messages]
     with_text = [with_text_content(message) for message in messages]
     with_both = [with_text_content(message) for message in with_objects]
-    seen: list[Messages] = [list(messages)]
+    known: list[Messages] = [list(messages)]
     for variant in (with_objects, with_text, with_both):
-        if variant not in seen:
-            seen.append(variant)
+        if variant not in known:
+            known.append(variant)
             yield variant
 
 
@@ -360,7 +367,10 @@ def text_of_part(part: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class MarkerDialect:
-    """Templates in which every assistant turn begins with one header and ends with one marker, such as ChatML."""
+    """Templates in which every assistant turn begins with one header and ends with one marker, such as ChatML.
+
+    ``prompts`` are the generation prompts of the template's modes, all of which begin with ``header``, longest first.
+    """
 
     header: str
     prompts: tuple[str, ...]
@@ -375,7 +385,7 @@ class MarkerDialect:
         if len(headers) != len(speakers):
             raise UndecidedError(f"the template wrote {len(headers)} turns for {len(speakers)} assistant messages")
 
-        limits = [*headers, len(escaped_render)][1:]
+        limits = [*headers, len(escaped_render)][1:]  # the next header; empty without headers
         return [
             self._turn(escaped_render, index, header, limit)
             for index, header, limit in zip(speakers, headers, limits, strict=True)
@@ -384,11 +394,15 @@ class MarkerDialect:
     def _turn(self, escaped_render: str, message_index: int, header: int, limit: int) -> RenderedTurn:
         prompt = next(prompt for prompt in self.prompts if escaped_render.startswith(prompt, header))
         start = header + len(prompt)
-        end = escaped_render.find(self.end_marker, start, limit)
-        if end < 0:
+        turn = escaped_render[start:limit]
+        for marker in self.chunk_markers:
+            if set(marker) & set(self.neutral_characters):  # the template wrote it: in messages it is escaped
+                turn = turn.partition(marker)[0]  # the next message has an end of its own
+        length = turn.find(self.end_marker)
+        if length < 0:
             raise UndecidedError(f"the template did not close the turn of message {message_index}")
 
-        return RenderedTurn(message_index, start, end + len(self.end_marker), "</think>" in prompt)
+        return RenderedTurn(message_index, start, start + length + len(self.end_marker), "</think>" in prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +427,7 @@ class DeepSeekDialect:
     header: str | None = None
 
     def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
-        """Iterates over text and messages in parallel."""
+        """Locates the sampled text of each assistant message, message by message from the start of the text."""
         turns: list[RenderedTurn] = []
         cursor = 0
         written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
@@ -421,13 +435,14 @@ class DeepSeekDialect:
         for (index, message), next_role in zip(written, [*roles, None][1:], strict=True):
             opening, cursor = self._opening(escaped_render, message, cursor)
             if message.get("role") == "assistant":
-                turn = self._turn(escaped_render, (index, message), opening, cursor, next_role)
+                turn = self._turn(escaped_render, index, message, (opening, cursor), next_role)
                 turns.append(turn)
                 cursor = turn.end
         return turns
 
     @staticmethod
     def _is_written(message: Message) -> bool:
+        """True if the template writes the message in its place, which it does not for a system message."""
         role = message.get("role")
         if role == "assistant":
             return message.get("content") is not None or bool(message.get("tool_calls"))
@@ -447,15 +462,16 @@ class DeepSeekDialect:
         if marker is None:
             raise UndecidedError(f"the template did not open a {message.get('role')} message")
 
-        if marker == self.outputs_begin:
+        if marker == self.outputs_begin:  # of several outputs; the message is the first of them
             begin = escaped_render.find(self.output_begin, begin)
             marker = self.output_begin
         return begin, begin + len(marker)
 
     def _turn(
-        self, escaped_render: str, place: tuple[int, Message], opening: int, after: int, next_role: Any
+        self, escaped_render: str, index: int, message: Message, marker: tuple[int, int], next_role: Any
     ) -> RenderedTurn:
-        index, message = place
+        """``marker`` is where the opening marker of the message begins and ends."""
+        opening, after = marker
         prompt = next((prompt for prompt in self.prompts if escaped_render.startswith(prompt, opening)), "")
         start = opening + len(prompt) if prompt else after
         if escaped_render.startswith(self.call_begin, opening):
@@ -480,9 +496,9 @@ class DeepSeekDialect:
 
 
 def _first_of(text: str, markers: Sequence[str], start: int) -> tuple[int, str | None]:
-    found = [(text.find(marker, start), marker) for marker in markers]
-    present = [(at, marker) for at, marker in found if at >= 0]
-    return min(present, key=lambda place: place[0]) if present else (-1, None)
+    """Returns the first of the markers from ``start`` on and its position; (-1, None) if the text has none."""
+    positions = [(text.find(marker, start), marker) for marker in markers]
+    return min((one for one in positions if one[0] >= 0), key=lambda one: one[0], default=(-1, None))
 
 
 def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dialect:
@@ -500,12 +516,15 @@ def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dia
     close = _between(went_on, answer, follow_up)
     last_close = _after(answered, answer)
     ends = {_leading_token(text, added_tokens) for text in (last_close, close)} - {None}
-    shared_close = _common_prefix(last_close, close) if len(ends) < 2 else ""  # two tokens that only begin alike
+    # Two end tokens may begin with the same characters, which are no marker.
+    shared_close = _common_prefix(last_close, close) if len(ends) < 2 else ""
     user_header = close.removeprefix(shared_close)
     end_marker = _leading_token(shared_close, added_tokens) or shared_close.rstrip()
-    if not header.strip() or not end_marker:
+    # If this marker opens the next message, a tool's message is opened by another one and would belong to the turn.
+    opens_user_message = not user_header.strip() and asked.partition(question)[0].endswith(end_marker + user_header)
+    if not header.strip() or not end_marker or opens_user_message:
         raise ValueError(
-            "this chat template has no assistant header or no end-of-turn marker that could be found: "
+            "this chat template has no assistant header, or no end-of-turn marker of its own, that could be found: "
             "add a custom type with register_loss_mask_type"
         )
 
@@ -523,12 +542,12 @@ def _dialect(
         return DeepSeekDialect("<｜Assistant｜>", user_header, end_marker, ranked, chunk_markers)
 
     opening = _leading_token(header, added_tokens) or header[:1]
-    kindred = [prompt for prompt in prompts if prompt.startswith(opening)]
-    shared = reduce(_common_prefix, kindred, header)
-    key = shared[: shared.index("\n") + 1] if "\n" in shared else shared
-    ranked = tuple(sorted({*kindred, shared, key}, key=len, reverse=True))
-    characters = "".join(dict.fromkeys(_telling_character(marker) for marker in (key, end_marker)))
-    return MarkerDialect(key, ranked, end_marker, chunk_markers, characters)
+    prompts = [prompt for prompt in prompts if prompt.startswith(opening)]
+    shared = reduce(_common_prefix, prompts, header)
+    header_line = shared[: shared.index("\n") + 1] if "\n" in shared else shared
+    ranked = tuple(sorted({*prompts, shared, header_line}, key=len, reverse=True))
+    characters = "".join(dict.fromkeys(_telling_character(marker) for marker in (header_line, end_marker)))
+    return MarkerDialect(header_line, ranked, end_marker, chunk_markers, characters)
 
 
 def _generation_prompts(template: ChatTemplate) -> list[str]:
@@ -587,8 +606,8 @@ def _message(role: str, content: str) -> dict[str, Any]:
 
 
 def _common_prefix(first: str, second: str) -> str:
-    length = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), None)
-    return first[: min(len(first), len(second)) if length is None else length]
+    pairs = enumerate(zip(first, second, strict=False))
+    return first[: next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))]
 
 
 def _after(text: str, sentinel: str) -> str:
@@ -605,7 +624,7 @@ def _leading_token(text: str, added_tokens: Sequence[str]) -> str | None:
 
 
 def _telling_character(marker: str) -> str:
-    """Returns a character of the marker, preferably a rare one."""
+    """Returns the character of the marker that is escaped in messages, preferably a rare one."""
     for wanted in ("｜", "|", "▁"):
         if wanted in marker:
             return wanted

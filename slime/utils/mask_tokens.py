@@ -24,9 +24,10 @@ from itertools import chain
 from threading import Lock
 from typing import Any
 
-_SHORT = 64  # maximum characters of a header or trailer that is tokenised separately
-_MANY = 256  # minimum number of chunks for several threads
+_MAX_SHORT_TEXT = 64  # characters of a header or trailer that is tokenised separately
+_MIN_CHUNKS_FOR_THREADS = 256
 _BYTES_PER_TOKEN = 48  # an id as an object, its pointer, and two offsets in the chunks that need them
+_BYTES_PER_CHUNK = 400  # its containers, without text and tokens
 _THINKING_END = "</think>"
 _LINE_BREAKS = "\r\n"
 _PATTERNS_THAT_END_AT_LINE_BREAKS = (
@@ -41,7 +42,11 @@ _HARMLESS_NORMALIZERS = ({"type": "NFC"}, {"type": "Sequence", "normalizers": []
 
 
 class Chunk:
-    """A stretch of rendered text and its token ids."""
+    """A stretch of rendered text and its token ids.
+
+    ``boundaries`` caches the results of ``ChunkTokenizer.boundary`` by character. ``offsets`` are the first and the
+    last character of each token, None until a boundary needs them.
+    """
 
     __slots__ = ("boundaries", "ids", "offsets", "text")
 
@@ -53,8 +58,8 @@ class Chunk:
 
     @property
     def cost(self) -> int:
-        """Upper bound of the chunk's size in memory."""
-        return sys.getsizeof(self.text) + _BYTES_PER_TOKEN * len(self.ids) + 400
+        """Upper bound of the chunk's bytes in memory."""
+        return sys.getsizeof(self.text) + _BYTES_PER_TOKEN * len(self.ids) + _BYTES_PER_CHUNK
 
 
 def added_token_texts(tokenizer: Any) -> list[str]:
@@ -73,6 +78,9 @@ class ChunkTokenizer:
         max_cache_bytes: int,
         header: str | None = None,
     ) -> None:
+        """``chunk_markers`` begin messages, ``end_marker`` ends a turn; ``header`` begins every assistant turn, None if
+        it varies.
+        """
         self._tokenizer = tokenizer
         self._header = header if header and cuts_text_at_line_starts(tokenizer) else None
         self._markers = [marker for marker in chunk_markers if cuts_text_cleanly(tokenizer, marker)]
@@ -91,7 +99,7 @@ class ChunkTokenizer:
 
     @property
     def cache_bytes(self) -> int:
-        """Size of the cache."""
+        """Size of the cache in bytes."""
         return self._cache_bytes
 
     def chunks(self, texts: Sequence[str]) -> list[list[Chunk]]:
@@ -118,11 +126,11 @@ class ChunkTokenizer:
         if position >= len(chunk.text):
             return len(chunk.ids), len(chunk.ids)
 
-        found = chunk.boundaries.get(position)
-        if found is None:
-            found = self._boundary_at_known_text(chunk, position) or self._boundary_by_offsets(chunk, position)
-            chunk.boundaries[position] = found
-        return found
+        boundary = chunk.boundaries.get(position)
+        if boundary is None:
+            boundary = self._boundary_at_known_text(chunk, position) or self._boundary_by_offsets(chunk, position)
+            chunk.boundaries[position] = boundary
+        return boundary
 
     def _split(self, text: str) -> list[str]:
         pieces = [text]
@@ -132,27 +140,26 @@ class ChunkTokenizer:
 
     def _tokenise(self, missing: Sequence[str]) -> dict[str, Chunk]:
         """Creates and caches the missing chunks. Of a turn whose body is cached, only the header is tokenised."""
-        cut = [self._cut(piece) for piece in missing]
-        parts = [part for one in cut for part in one]
+        parts_of = {piece: self._cut(piece) for piece in missing}
+        all_parts = list(dict.fromkeys(chain.from_iterable(parts_of.values())))
         with self._lock:
-            ids = {part: self._cache[part].ids for part in parts if part in self._cache}
-        new = [part for part in dict.fromkeys(parts) if part not in ids]
+            ids = {part: self._cache[part].ids for part in all_parts if part in self._cache}
+        new = [part for part in all_parts if part not in ids]
         ids.update(zip(new, map(tuple, self._encode(new)), strict=True))
-        made = [
-            Chunk(piece, chain.from_iterable(ids[part] for part in one))
-            for piece, one in zip(missing, cut, strict=True)
-        ]
-        bodies = [Chunk(one[1], ids[one[1]]) for one in cut if len(one) > 1]
-        self._remember([*made, *bodies])
-        return {chunk.text: chunk for chunk in made}
+        chunks = {
+            piece: Chunk(piece, chain.from_iterable(ids[part] for part in parts)) for piece, parts in parts_of.items()
+        }
+        bodies = [Chunk(parts[1], ids[parts[1]]) for parts in parts_of.values() if len(parts) > 1]
+        self._remember([*chunks.values(), *bodies])
+        return chunks
 
     def _cut(self, piece: str) -> tuple[str, ...]:
         """Splits a turn into header (with its thinking block, if any) and body, if the tokenizer splits there."""
         if self._header is None or not piece.startswith(self._header):
             return (piece,)
 
-        thought = piece.rfind(_THINKING_END)
-        start = len(self._header) if thought < 0 else thought + len(_THINKING_END)
+        thinking_end = piece.rfind(_THINKING_END)
+        start = len(self._header) if thinking_end < 0 else thinking_end + len(_THINKING_END)
         while start < len(piece) and piece[start] in _LINE_BREAKS:
             start += 1
         return (piece[:start], piece[start:]) if is_line_start(piece, start) else (piece,)
@@ -162,20 +169,24 @@ class ChunkTokenizer:
             return []
 
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None or backend.truncation is not None or backend.padding is not None:
+        if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
+            # Another user's call may have set them; the tokenizer's own call applies its own settings.
             encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
             return encoded
 
         encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
-        if len(texts) < _MANY:
+        if len(texts) < _MIN_CHUNKS_FOR_THREADS:
             return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
 
         # The tokenizer's own threads are off in many trainers (TOKENIZERS_PARALLELISM, fork); it releases the GIL, so
         # that Python threads work as well.
-        slices = [list(texts[start : start + _MANY // 4]) for start in range(0, len(texts), _MANY // 4)]
+        size = _MIN_CHUNKS_FOR_THREADS // 4
+        slices = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
         with ThreadPoolExecutor(min(len(slices), os.cpu_count() or 1)) as pool:
-            done = pool.map(lambda some: [one.ids for one in encode(some, add_special_tokens=False)], slices)
-            return [ids for some in done for ids in some]
+            encodings_of_slices = pool.map(
+                lambda texts_of_slice: encode(texts_of_slice, add_special_tokens=False), slices
+            )
+            return [encoding.ids for encodings in encodings_of_slices for encoding in encodings]
 
     def _remember(self, chunks: Sequence[Chunk]) -> None:
         with self._lock:
@@ -190,27 +201,27 @@ class ChunkTokenizer:
     def _boundary_at_known_text(self, chunk: Chunk, position: int) -> tuple[int, int] | None:
         """Finds the boundary of a header at the start or a trailer at the end by its ids, without offsets."""
         head, tail = chunk.text[:position], chunk.text[position:]
-        if len(head) <= _SHORT and any(head.startswith(marker) for marker in self._markers):
+        if len(head) <= _MAX_SHORT_TEXT and any(head.startswith(marker) for marker in self._markers):
             ids = self._ids_of_short(head)
             if ids is not None and chunk.ids[: len(ids)] == ids:
                 return len(ids), len(ids)
 
-        if self._end_marker is not None and len(tail) <= _SHORT and head.endswith(self._end_marker):
+        if self._end_marker is not None and len(tail) <= _MAX_SHORT_TEXT and head.endswith(self._end_marker):
             ids = self._ids_of_short(self._end_marker + tail)
             if ids is not None and chunk.ids[-len(ids) :] == ids:
-                at = len(chunk.ids) - len(ids) + 1
-                return at, at
+                after_marker = len(chunk.ids) - len(ids) + 1  # the first of these ids is the end marker
+                return after_marker, after_marker
 
         return None
 
     def _ids_of_short(self, text: str) -> tuple[int, ...] | None:
         """Returns the ids of a text that is one chunk without unknown tokens; else None."""
-        ids = self.chunks([text])[0]
-        if len(ids) != 1:
+        chunks = self.chunks([text])[0]
+        if len(chunks) != 1:
             return None
 
         unknown = getattr(self._tokenizer, "unk_token_id", None)
-        return None if unknown in ids[0].ids else ids[0].ids
+        return None if unknown in chunks[0].ids else chunks[0].ids
 
     def _boundary_by_offsets(self, chunk: Chunk, position: int) -> tuple[int, int]:
         if chunk.offsets is None:
@@ -244,12 +255,13 @@ def cuts_text_cleanly(tokenizer: Any, marker: str) -> bool:
     if not marker or not tokens or getattr(tokenizer, "backend_tokenizer", None) is None:
         return False
 
-    flags = next((token for token in tokens.values() if str(token) == marker), None)
-    backend = tokenizer.backend_tokenizer
-    if flags is None or flags.lstrip or flags.rstrip or flags.single_word:
+    added = next((token for token in tokens.values() if str(token) == marker), None)
+    if added is None or added.lstrip or added.rstrip or added.single_word:
         return False
 
-    if (flags.normalized and _may_change_text(backend)) or getattr(backend, "encode_special_tokens", False):
+    if getattr(tokenizer, "split_special_tokens", False) or (
+        added.normalized and _may_change_text(tokenizer.backend_tokenizer)
+    ):
         return False
 
     return not any(_may_overlap(str(token), marker) for token in tokens.values() if str(token) != marker)
@@ -267,7 +279,10 @@ def cuts_text_at_line_starts(tokenizer: Any) -> bool:
 
     tokens = tokenizer.added_tokens_decoder.values()
     return not any(
-        token.lstrip or token.rstrip or token.single_word or any(one in str(token) for one in _LINE_BREAKS)
+        token.lstrip
+        or token.rstrip
+        or token.single_word
+        or any(line_break in str(token) for line_break in _LINE_BREAKS)
         for token in tokens
     )
 
@@ -277,7 +292,7 @@ def is_line_start(text: str, position: int) -> bool:
     if not 0 < position < len(text) or text[position - 1] not in _LINE_BREAKS:
         return False
 
-    return text[position].isalnum() or "!" <= text[position] <= "~"
+    return text[position].isalnum() or "!" <= text[position] <= "~"  # the visible ASCII characters
 
 
 def _has_plain_byte_pairs(backend: Any) -> bool:
@@ -312,7 +327,7 @@ def _may_change_text(backend: Any) -> bool:
 
 
 def _may_overlap(token: str, marker: str) -> bool:
-    """True if the two can overlap in a text, so that one may hide the other."""
+    """True if token and marker can overlap in a text, so that the tokenizer may find the token and not the marker."""
     if not token:
         return False
 

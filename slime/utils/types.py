@@ -16,9 +16,9 @@ from typing import Any
 class Sample:
     """One sequence for the trainer: prompt and response tokens, loss mask and reward.
 
-    ``loss_mask`` and ``rollout_log_probs``, if set, are as long as the response: the last ``response_length`` of
-    ``tokens``. ``index`` is an int in slime's own rollouts and the instance id in agent rollouts. Samples with the same
-    ``rollout_id`` belong to one trajectory.
+    The response is the last ``response_length`` of ``tokens``; ``loss_mask`` and ``rollout_log_probs``, if set, have a
+    value for each token of the response. ``index`` is an int in slime's own rollouts and the instance id in agent
+    rollouts. Samples with the same ``rollout_id`` belong to one trajectory.
     """
 
     group_index: int | None = None
@@ -46,11 +46,11 @@ class Sample:
     class Status(Enum):
         """How a sample ended."""
 
-        PENDING = "pending"  # not generated yet
-        COMPLETED = "completed"  # ended by itself
-        TRUNCATED = "truncated"  # by a limit
-        ABORTED = "aborted"  # by a cancellation
-        FAILED = "failed"  # an infrastructure failure
+        PENDING = "pending"  # it is not generated yet
+        COMPLETED = "completed"  # it ended by itself
+        TRUNCATED = "truncated"  # a limit ended it
+        ABORTED = "aborted"  # a cancellation ended it
+        FAILED = "failed"  # a failure of the infrastructure ended it
 
     status: Status = Status.PENDING
 
@@ -82,7 +82,7 @@ class Sample:
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
     def get_reward_value(self, args: Any) -> Any:
-        """Returns the reward; the entry named by ``args.reward_key`` when the reward is a dict."""
+        """Returns the reward; if it is a dict and ``args.reward_key`` is set, the entry of that key."""
         key = getattr(args, "reward_key", None)
         return self.reward[key] if key and isinstance(self.reward, dict) else self.reward
 

@@ -1,13 +1,12 @@
 """The Python client of the buffer, used by the trainer side and the command line.
 
-Two classes with the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. Calls are
-implemented once, in the second; the first uses them with a blocking transport. Neither takes proxies from the
-environment.
+Two classes have the same methods: ``RolloutBufferClient`` blocks, ``AsyncRolloutBufferClient`` awaits. The calls are
+implemented in the second; the first runs them with a transport that blocks. Neither takes proxies from the environment.
 
-Errors: a refusal of the server is raised as the matching class of ``errors``, with the server's message, and is an
-``aiohttp.ClientError`` as well. Network errors are ``requests.RequestException`` or ``aiohttp.ClientError`` /
-``asyncio.TimeoutError``. A reply that violates the protocol is an ``InvalidReplyError``, a
-``ValueError``.
+An error reply of the server is raised as the class of ``errors`` that has its code, with the server's message; the
+error is an ``aiohttp.ClientError`` as well. Network errors are ``requests.RequestException`` of the blocking client,
+``aiohttp.ClientError`` or ``asyncio.TimeoutError`` of the other. A reply that violates the protocol is an
+``InvalidReplyError``, which is a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -29,11 +28,13 @@ from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
 __all__ = ["AsyncRolloutBufferClient", "Request", "RolloutBufferClient", "Transport"]
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
+
 DEFAULT_TIMEOUT_S = 100.0
 MAX_WRITE_BYTES = 16 * 1024 * 1024
 """Limit of a write with several items: half of what the server parses at once. A larger item is sent alone."""
-
-P = ParamSpec("P")
+_CLIENT_ERRORS: dict[type[errors.RolloutBufferError], type[errors.RolloutBufferError]] = {}
+"""For each class of the error tree, its subclass that is also an ``aiohttp.ClientError``."""
 
 
 class Request(NamedTuple):
@@ -44,28 +45,28 @@ class Request(NamedTuple):
     body: bytes | None
 
 
-def _json(content: bytes) -> Any:
+def _read_json(content: bytes) -> Any:
     try:
         return json.loads(content)
     except ValueError as error:
         raise wire.InvalidReplyError(f"the buffer's reply is not JSON: {content[:120]!r}") from error
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    value = _json(content)
+def _read_object(content: bytes) -> dict[str, Any]:
+    value = _read_json(content)
     if not isinstance(value, dict):
         raise wire.InvalidReplyError("the buffer's reply is not an object")
     return value
 
 
 def _list_in(reply: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    if not isinstance(found := reply.get(name), list):
+    if not isinstance(value := reply.get(name), list):
         raise wire.InvalidReplyError(f"the buffer's reply has no list of {name}")
-    return found
+    return value
 
 
 def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    """Yields the items of each write as a JSON list; without items one empty list, which the server refuses."""
+    """Yields the items of each request as a JSON list; without items, one empty list, which the server refuses."""
     encoded: list[bytes] = []
     size = 0
     for item in items:
@@ -79,10 +80,10 @@ def _encoded_lists(items: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(dict(value)).encode()  # NaN is sent, because the server names the number that is wrong
+    return json.dumps(dict(value)).encode()  # NaN is sent: the server's error names the number
 
 
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value is not None}
 
 
@@ -90,12 +91,12 @@ def _job_path(job_id: str, *below: str) -> str:
     return "/".join(("/jobs", quote(job_id, safe=""), *below))
 
 
-def _start_reply(content: bytes) -> StartReply:
-    return wire.decode_start_reply(_json(content))
+def _read_start_reply(content: bytes) -> StartReply:
+    return wire.decode_start_reply(_read_json(content))
 
 
-def _rollout_data(content: bytes) -> RolloutData:
-    return wire.decode_rollout_data(_json(content))
+def _read_rollout_data(content: bytes) -> RolloutData:
+    return wire.decode_rollout_data(_read_json(content))
 
 
 def _headers(token: str | None) -> dict[str, str]:
@@ -105,45 +106,41 @@ def _headers(token: str | None) -> dict[str, str]:
 
 
 def _raise_for_status(status: int, content: bytes) -> None:
-    """Raises the error of an error reply: by its code, or else by its status."""
+    """Raises the error of an error reply, chosen by the reply's code or else by its status."""
     if status < 400:
         return
     text = content[:200].decode(errors="replace").strip() or "nothing more"
-    foreign = ("", f"the server answered HTTP {status} ({text}): is it a rollout buffer?", dict[str, Any]())
-    code, message, detail = wire.decode_error(content) or foreign
-    raise _refusal(_error_class(code, status), message, detail)
+    of_another_server = ("", f"the server answered HTTP {status} ({text}): is it a rollout buffer?", dict[str, Any]())
+    code, message, detail = wire.decode_error(content) or of_another_server
+    raise _client_error(_error_class(code, status), message, detail)
 
 
-def _refusal(
+def _client_error(
     kind: type[errors.RolloutBufferError], message: str, detail: Mapping[str, Any]
 ) -> errors.RolloutBufferError:
     """Builds an error that is also an ``aiohttp.ClientError``, which loops written for slime's buffer catch."""
-    if kind not in _REFUSALS:
+    if kind not in _CLIENT_ERRORS:
 
         def reduce(self: errors.RolloutBufferError) -> tuple[Any, ...]:
-            return _refusal, (kind, self.message, self.detail)
+            return _client_error, (kind, self.message, self.detail)  # pickle cannot import a class made here
 
         names = {"__reduce__": reduce, "__module__": kind.__module__, "__doc__": kind.__doc__}
-        _REFUSALS[kind] = type(kind.__name__, (kind, aiohttp.ClientError), names)
-    return _REFUSALS[kind](message, detail)
-
-
-_REFUSALS: dict[type[errors.RolloutBufferError], type[errors.RolloutBufferError]] = {}
-"""For each class of the error tree, its subclass that is also an ``aiohttp.ClientError``."""
+        _CLIENT_ERRORS[kind] = type(kind.__name__, (kind, aiohttp.ClientError), names)
+    return _CLIENT_ERRORS[kind](message, detail)
 
 
 def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
-    found = _all_errors(errors.RolloutBufferError)
-    by_code = {kind.code: kind for kind in found if "code" in vars(kind)}  # others are derived of these, by anybody
+    # A subclass without a code of its own, as programs may define one, is not the class of the code that it inherits.
+    by_code = {kind.code: kind for kind in _with_subclasses(errors.RolloutBufferError) if "code" in vars(kind)}
     if code in by_code:
         return by_code[code]
-    if status == 429:  # of a proxy
+    if status == 429:  # a proxy answers without a code
         return errors.BusyError
     return errors.RequestError if status < 500 else errors.UnavailableError
 
 
-def _all_errors(kind: type[errors.RolloutBufferError]) -> list[type[errors.RolloutBufferError]]:
-    return [kind, *(found for child in kind.__subclasses__() for found in _all_errors(child))]
+def _with_subclasses(kind: type[errors.RolloutBufferError]) -> list[type[errors.RolloutBufferError]]:
+    return [kind, *(descendant for child in kind.__subclasses__() for descendant in _with_subclasses(child))]
 
 
 def why_no_answer(error: Exception) -> str:
@@ -153,6 +150,7 @@ def why_no_answer(error: Exception) -> str:
 
 
 def _address(error: Exception) -> str:
+    """Returns the address to which the failed request was sent; empty if the error does not name it."""
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"{error.host}:{error.port}"
     url = urlsplit(str(getattr(getattr(error, "request", None), "url", "") or ""))
@@ -200,14 +198,14 @@ class _BlockingTransport:
         self._auth = (lambda request: request) if "Authorization" in headers else None
 
     async def send(self, request: Request, timeout_s: float) -> tuple[int, bytes]:
-        response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _finished
+        response = requests.request(  # noqa: ASYNC210 - there is no loop to block: see _result_of
             request.method,
             self._base_url + request.path,
             data=request.body,
             headers=self._headers,
             timeout=timeout_s,
             auth=self._auth,
-            proxies={"http": "", "https": ""},
+            proxies={"http": "", "https": ""},  # instead of those of the environment
         )
         return response.status_code, response.content
 
@@ -229,7 +227,7 @@ class AsyncRolloutBufferClient:
         """``base_url`` is like ``http://127.0.0.1:8889``. ``timeout_s`` limits one call, in addition to a poll's
         ``wait_s``.
 
-        ``transport`` replaces aiohttp; it has its own address and token.
+        ``transport`` replaces aiohttp; ``base_url`` and ``token`` are not used then.
         """
         self._timeout_s = timeout_s
         self._transport = transport or _AiohttpTransport(base_url.rstrip("/"), _headers(token))
@@ -248,7 +246,7 @@ class AsyncRolloutBufferClient:
 
     async def start_rollout(self, payload: Mapping[str, Any]) -> StartReply:
         """Starts a job, or attaches to it if it exists."""
-        return await self._post("/start_rollout", dict(payload), _start_reply)
+        return await self._post("/start_rollout", dict(payload), _read_start_reply)
 
     async def get_rollout_data(
         self,
@@ -271,7 +269,7 @@ class AsyncRolloutBufferClient:
         ``weight_version`` is the trainer's newest, to which the lag of samples is relative.
         """
         if dummies is None and lease_s is None:
-            dummies = True  # callers of this method handle dummies: RolloutItem.remove_sample
+            dummies = True  # the server's default without a lease is for callers that do not know remove_sample
         options = {
             "job_id": job_id,
             "max_groups": max_groups,
@@ -286,7 +284,9 @@ class AsyncRolloutBufferClient:
             "weight_version": weight_version,
         }
         extra_wait_s = float(wait_s or 0.0)
-        return await self._post("/get_rollout_data", _given(options), _rollout_data, extra_wait_s=extra_wait_s)
+        return await self._post(
+            "/get_rollout_data", _without_none(options), _read_rollout_data, extra_wait_s=extra_wait_s
+        )
 
     async def ack(self, delivery_ids: Sequence[str]) -> dict[str, Any]:
         """Acknowledges deliveries; idempotent.
@@ -294,37 +294,37 @@ class AsyncRolloutBufferClient:
         The deliveries in ``expired`` of the reply must not be trained: their leases ended, and another consumer got
         their groups.
         """
-        return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _object)
+        return await self._post("/ack", {"delivery_ids": list(delivery_ids)}, _read_object)
 
     async def write(self, items: Sequence[Mapping[str, Any]], *, job_id: str | None = None) -> dict[str, Any]:
         """Writes finished items into a job of task type ``external``; the same uid twice is one item.
 
-        They are sent in requests of at most 100 items and 16 MiB; a larger item is sent alone. Each request is stored
-        completely or not at all. After an error, send the same items again.
+        The items are sent in requests of at most 100 items and 16 MiB; a larger item is sent alone. Each request is
+        stored completely or not at all. After an error, send the same items again.
         """
         job_field = b"" if job_id is None else b',"job_id":' + json.dumps(job_id).encode()
         reply: dict[str, Any] = {"results": []}
         for encoded in _encoded_lists(items):
             body = b'{"items":%b%b}' % (encoded, job_field)
-            newest = await self._send(Request("POST", "/buffer/write", body), _object)
+            newest = await self._send(Request("POST", "/buffer/write", body), _read_object)
             reply = {**newest, "results": [*reply["results"], *_list_in(newest, "results")]}
         return reply
 
     async def jobs(self) -> list[dict[str, Any]]:
         """Lists the jobs, newest first."""
-        return _list_in(await self._get("/jobs", _object), "jobs")
+        return _list_in(await self._get("/jobs", _read_object), "jobs")
 
     async def job(self, job_id: str) -> dict[str, Any]:
         """Returns one job with its progress and accounting."""
-        return await self._get(_job_path(job_id), _object)
+        return await self._get(_job_path(job_id), _read_object)
 
     async def cancel(self, job_id: str) -> dict[str, Any]:
         """Cancels a job; its ready groups can still be fetched."""
-        return await self._post(_job_path(job_id, "cancel"), {}, _object)
+        return await self._post(_job_path(job_id, "cancel"), {}, _read_object)
 
     async def pause(self, job_id: str) -> dict[str, Any]:
         """Pauses a job: running episodes end by themselves, and none begins until it is resumed."""
-        return await self._post(_job_path(job_id, "pause"), {}, _object)
+        return await self._post(_job_path(job_id, "pause"), {}, _read_object)
 
     async def drain(self, job_id: str, *, stop: bool = False) -> dict[str, Any]:
         """Pauses a job so that no attempt begins; it is drained when ``attempts`` in the reply has no ``running``.
@@ -332,19 +332,19 @@ class AsyncRolloutBufferClient:
         Running attempts end by themselves; with ``stop`` they are given up and played again after ``resume``. Call it
         again until the job is drained.
         """
-        return await self._post(_job_path(job_id, "drain"), {"stop": stop}, _object)
+        return await self._post(_job_path(job_id, "drain"), {"stop": stop}, _read_object)
 
     async def resume(self, job_id: str) -> dict[str, Any]:
         """Resumes a paused job."""
-        return await self._post(_job_path(job_id, "resume"), {}, _object)
+        return await self._post(_job_path(job_id, "resume"), {}, _read_object)
 
     async def deliveries(self, job_id: str, *, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
         """Lists a job's deliveries, newest first; ``next_cursor`` of the reply fetches the next page."""
-        return await self._get(_job_path(job_id, "deliveries"), _object, {"limit": limit, "cursor": cursor})
+        return await self._get(_job_path(job_id, "deliveries"), _read_object, {"limit": limit, "cursor": cursor})
 
     async def delivery(self, delivery_id: str, *, images: str | None = None) -> RolloutData:
         """Fetches the groups of a past delivery again; changes neither leases nor states."""
-        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", _rollout_data, {"images": images})
+        return await self._get(f"/deliveries/{quote(delivery_id, safe='')}", _read_rollout_data, {"images": images})
 
     async def delivery_body(
         self, delivery_id: str, *, images: str | None = None, reward_version: int | None = None
@@ -368,11 +368,13 @@ class AsyncRolloutBufferClient:
         """Lists trajectories that pass all given filters, newest first, without payloads."""
         filters = {"job_id": job_id, "instance_id": instance_id, "outcome": outcome, "stop_reason": stop_reason}
         rewards = {"min_reward": min_reward, "max_reward": max_reward}
-        return await self._get("/trajectories", _object, {**filters, **rewards, "limit": limit, "cursor": cursor})
+        return await self._get("/trajectories", _read_object, {**filters, **rewards, "limit": limit, "cursor": cursor})
 
     async def trajectory(self, uid: str, *, job_id: str | None = None, images: str | None = None) -> dict[str, Any]:
         """Returns one stored trajectory; ``job_id`` is required if several jobs have that uid."""
-        return await self._get(f"/trajectories/{quote(uid, safe='')}", _object, {"job_id": job_id, "images": images})
+        return await self._get(
+            f"/trajectories/{quote(uid, safe='')}", _read_object, {"job_id": job_id, "images": images}
+        )
 
     async def report_training(
         self,
@@ -384,14 +386,15 @@ class AsyncRolloutBufferClient:
     ) -> dict[str, Any]:
         """Reports the trainer's values for rows: ``uid``, ``row``, ``log_probs`` of the trained tokens, advantage …
 
-        Returns how many were kept, and which do not fit their trajectory, with the reason. At most 1000 at once.
+        Returns how many rows were kept, and which rows do not fit their trajectory, with the reason. A call takes at
+        most 1000 rows.
         """
-        body = _given({"rows": [dict(row) for row in rows], "step": step, "weight_version": weight_version})
-        return await self._post(_job_path(job_id, "trainer_rows"), body, _object)
+        body = _without_none({"rows": [dict(row) for row in rows], "step": step, "weight_version": weight_version})
+        return await self._post(_job_path(job_id, "trainer_rows"), body, _read_object)
 
     async def mismatch(self, job_id: str, *, limit: int = 20) -> dict[str, Any]:
         """Returns the difference between the log-probs of a job's trainer and engine, by turn and weight lag."""
-        return await self._get(_job_path(job_id, "mismatch"), _object, {"limit": limit})
+        return await self._get(_job_path(job_id, "mismatch"), _read_object, {"limit": limit})
 
     async def groups(
         self,
@@ -408,7 +411,7 @@ class AsyncRolloutBufferClient:
         """Lists a job's groups with rewards and causes, last changed first or by ``sort``."""
         filters = {"state": state, "cause": cause, "search": search, "sort": sort, "order": order}
         page = {"limit": limit, "cursor": cursor}
-        return await self._get(_job_path(job_id, "groups"), _object, {**filters, **page})
+        return await self._get(_job_path(job_id, "groups"), _read_object, {**filters, **page})
 
     async def attempts(
         self,
@@ -422,27 +425,29 @@ class AsyncRolloutBufferClient:
     ) -> dict[str, Any]:
         """Lists failed attempts of a job with errors and, if requested, transcripts, last ended first."""
         filters = {"error_code": error_code, "search": search, "transcripts": "true" if transcripts else None}
-        return await self._get(_job_path(job_id, "attempts"), _object, {**filters, "limit": limit, "cursor": cursor})
+        return await self._get(
+            _job_path(job_id, "attempts"), _read_object, {**filters, "limit": limit, "cursor": cursor}
+        )
 
     async def group(self, group_index: int) -> dict[str, Any]:
         """Returns one group with its members, attempts and delivered members."""
-        return await self._get(f"/groups/{group_index}", _object)
+        return await self._get(f"/groups/{group_index}", _read_object)
 
     async def explanation(self, job_id: str) -> dict[str, Any]:
         """Returns the reasons why a job makes progress or none, with figures."""
-        return await self._get(_job_path(job_id, "explanation"), _object)
+        return await self._get(_job_path(job_id, "explanation"), _read_object)
 
     async def health(self) -> dict[str, Any]:
         """Returns the health report of the buffer."""
-        return await self._get("/health", _object)
+        return await self._get("/health", _read_object)
 
     async def get_image(self, sha256: str) -> bytes:
         """Returns the bytes of a screenshot."""
         return await self._get(f"/images/{quote(sha256, safe='')}", bytes)
 
     async def _get(self, path: str, read: Callable[[bytes], Result], query: Mapping[str, Any] | None = None) -> Result:
-        given = urlencode(_given(query or {}))
-        return await self._send(Request("GET", f"{path}?{given}" if given else path, None), read)
+        parameters = urlencode(_without_none(query or {}))
+        return await self._send(Request("GET", f"{path}?{parameters}" if parameters else path, None), read)
 
     async def _post(
         self, path: str, body: Mapping[str, Any], read: Callable[[bytes], Result], *, extra_wait_s: float = 0.0
@@ -461,7 +466,7 @@ def _blocking(
     """Returns a method that blocks where ``method`` awaits, with its signature and its docstring."""
 
     def call(self: RolloutBufferClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
-        return _finished(method(self._client, *args, **kwargs))
+        return _result_of(method(self._client, *args, **kwargs))
 
     call.__name__, call.__qualname__ = method.__name__, f"RolloutBufferClient.{method.__name__}"
     call.__doc__, call.__module__ = method.__doc__, method.__module__
@@ -469,7 +474,7 @@ def _blocking(
     return call
 
 
-def _finished(coroutine: Coroutine[Any, Any, Result]) -> Result:
+def _result_of(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine that never suspends, because its transport blocks, and returns its result."""
     try:
         coroutine.send(None)

@@ -221,7 +221,8 @@ class JobFeed:
     async def next_delivery(self, max_groups: int | None = None) -> RolloutData:
         """Waits for ready groups and returns at most ``max_groups``.
 
-        The caller passes the delivery to ``received`` or ``taken``; until then every call returns the same delivery.
+        The caller passes the delivery to ``mark_received`` or ``mark_taken``; until then every call returns the same
+        delivery.
 
         Raises:
             InputExhaustedError: all groups were delivered. Received deliveries are acknowledged; deliveries that were
@@ -268,13 +269,13 @@ class JobFeed:
             logger.debug("the buffer does not explain job %s: %r", self.job_id, error)
             return {"code": "", "severity": "", "sentence": f"it is {job.get('state')}"}
 
-    def received(self, delivery: RolloutData) -> None:
+    def mark_received(self, delivery: RolloutData) -> None:
         """Marks a delivery for acknowledgement by the next poll, or by ``flush_acks``."""
-        self.taken(delivery)
+        self.mark_taken(delivery)
         if delivery.delivery_id is not None:
             self.acknowledge_later({delivery.delivery_id: delivery.group_numbers})
 
-    def taken(self, delivery: RolloutData) -> None:
+    def mark_taken(self, delivery: RolloutData) -> None:
         """Makes the next poll fetch other groups; the delivery stays leased until it is acknowledged.
 
         A group that was delivered again after its lease expired is acknowledged with its newest delivery only.

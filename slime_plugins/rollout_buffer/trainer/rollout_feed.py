@@ -224,7 +224,7 @@ class RolloutFeed:
             new = self._progress.new_part(delivery)
             items = () if new is None else new.items
             groups = await self._converter.groups(items, trainer_version=weight_version)
-            feed.taken(delivery)  # not before: after an error the next poll gets the same delivery
+            feed.mark_taken(delivery)  # not before: after an error the next poll gets the same delivery
             self._progress.remember(delivery)
             if delivery.delivery_id is not None:  # a redelivered group is acknowledged by its newest delivery
                 self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slime.rollout.agent_rollout import COUNTED
+from slime.rollout.agent_rollout import LOGGED_COUNTERS
 from slime_plugins.rollout_buffer.trainer.tracking import EXAMPLES, STEP
 from tools import wandb_dashboard
 
@@ -17,7 +17,7 @@ METRICS = [name for section in wandb_dashboard.LAYOUT for panel in section.panel
 
 def test_every_counter_of_a_rollout_is_in_one_panel() -> None:
     assert max(Counter(METRICS).values()) == 1
-    assert {f"rollout/buffer/{name}" for name in COUNTED} <= set(METRICS)
+    assert {f"rollout/buffer/{name}" for name in LOGGED_COUNTERS} <= set(METRICS)
     assert (wandb_dashboard.STEP, wandb_dashboard.EXAMPLES) == (STEP, EXAMPLES)
 
 

@@ -22,8 +22,8 @@ from slime.rollout.agent_rollout_settings import ShortGroups
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import GeneratorError
 
-RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, least=2)
-WHOLE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=True, least=2)
+RULE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=False, min_played=2)
+WHOLE = BatchRule(groups=3, members=4, step=6, short_groups=ShortGroups.REFILL, whole_groups=True, min_played=2)
 
 WEIGHTLESS = replace(RULE, weightless_dummies=True)
 HOOK = "slime.rollout.agent_rollout.post_process_rollout_data"

@@ -39,7 +39,7 @@ def test_earlier_groups_come_first() -> None:
     store.add([agent_group("a"), agent_group("b")])
     store.add([agent_group("c")])
 
-    assert store.held() == 3
+    assert store.waiting_count() == 3
     assert names(store.take(2)) == ["a", "b"]
     assert names(store.take(1)) == ["c"]
 
@@ -54,7 +54,7 @@ def test_a_data_source_that_only_gives_prompts_is_left_alone() -> None:
     store.update_metadata({"0": ["a"]})
 
     assert names(store.take(1)) == ["a"]
-    assert store.held() == 1
+    assert store.waiting_count() == 1
     assert store.metadata() == {}
 
 

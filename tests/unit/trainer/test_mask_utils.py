@@ -128,6 +128,24 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
         one.get_loss_mask([user("one"), assistant("two")])
 
 
+def test_a_turn_that_the_template_leaves_open_is_not_closed_by_the_end_of_the_next_message() -> None:
+    without_end = "('<|endoftext|>\n' if m.role == 'assistant' and m.tool_calls else '<|im_end|>\n')"
+    one = MultiTurnLossMaskGenerator(with_template(SIMPLE.replace("'<|im_end|>\n'", without_end)), "qwen")
+    masked = one.mask_conversation(
+        [user("one"), assistant("two", tool_calls=[call("f", {})]), tool("three"), assistant("four")]
+    )
+    assert 1 not in masked.loss_mask
+    assert "did not close the turn of message 1" in masked.undecided[0].detail
+
+
+def test_a_template_that_ends_a_turn_with_the_token_of_the_next_message_is_refused() -> None:
+    roles = "{{ '<|im_end|>' if m.role == 'user' else '<|im_start|>' if m.role == 'assistant' else '<|endoftext|>' }}"
+    glm = "{% for m in messages %}" + roles + "{{ '\n' + m.content }}{% endfor %}{{ '<|im_end|>' if closed }}"
+    one = MultiTurnLossMaskGenerator(with_template("{% set closed = messages[-1].role == 'assistant' %}" + glm), "qwen")
+    with pytest.raises(ValueError, match="end-of-turn marker of its own"):
+        one.get_loss_mask([user("one"), assistant("two"), tool("three"), user("four"), assistant("five")])
+
+
 # Attacks.
 
 
@@ -296,6 +314,16 @@ def test_truncation_and_padding_left_on_in_a_tokenizer_do_no_harm() -> None:
     tokenizer.backend_tokenizer.enable_truncation(5)
     tokenizer.backend_tokenizer.enable_padding(length=500)
     assert one.get_loss_mask(messages) == before
+
+
+def test_special_tokens_that_another_call_encoded_as_text_do_no_harm() -> None:
+    tokenizer = with_template(SIMPLE)
+    messages = [user("one"), assistant("two")]
+    one = MultiTurnLossMaskGenerator(tokenizer, "qwen", max_cache_bytes=0)
+    before = one.get_loss_mask(messages)
+    tokenizer("text", split_special_tokens=True)
+    assert one.get_loss_mask(messages) == before
+    assert tokenizer.decode(before[0]).endswith("two<|im_end|>\n")
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
