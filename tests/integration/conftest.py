@@ -41,8 +41,8 @@ def answers(url: str) -> bool:
         return False
 
 
-def server_at(variable: str) -> str:
-    """The engine that ``variable`` names; skips the test, with the reason, when there is none."""
+def engine_url_of(variable: str) -> str:
+    """The URL of the engine in the environment ``variable``; skips the test, with the reason, when there is none."""
     url = os.environ.get(variable, "").rstrip("/")
     if not url:
         pytest.skip(f"{variable} is not set")
@@ -168,7 +168,7 @@ def start_buffer(tmp_path: Path) -> Iterator[Callable[..., BufferProcess]]:
 
 @pytest.fixture(scope="session")
 def shared_buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
-    """What ``served`` is; a file may put one of its own in its place."""
+    """The process behind ``served``; a file may define a fixture of this name to start it with other settings."""
     found = BufferProcess(tmp_path_factory.mktemp("served"), "--data-root", str(tmp_path_factory.getbasetemp()))
     yield found
     found.stop()

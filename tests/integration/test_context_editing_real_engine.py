@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.snapshots import sna
 from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.context_editing_player import LINE, call, request_for
-from tests.integration.conftest import server_at
+from tests.integration.conftest import engine_url_of
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
@@ -70,7 +70,7 @@ SCRIPT: tuple[tuple[tuple[str, dict[str, Any]], ...], ...] = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    server_at(URL_VARIABLE)
+    engine_url_of(URL_VARIABLE)
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A local Ray. It ends with its parent: here when the parent is killed, in the demo's test in order."""
+    """The address of a local Ray, which must end when its parent is killed (the demo's test ends one in order)."""
     folder = tmp_path_factory.mktemp("ray")
     address_file = folder / "address"
     command = [*LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
@@ -72,9 +72,9 @@ def kill_manager() -> None:
     ray.kill(ray.get_actor(MANAGER_NAME, namespace=NAMESPACE), no_restart=False)
 
 
-async def until_gone(process: str) -> None:
+async def until_gone(pid: str) -> None:
     deadline = time.monotonic() + 30
-    while is_alive(int(process)):
+    while is_alive(int(pid)):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
 

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.types import SamplingParams
 from tests.engine_contracts import SglangServerContract, VisionContract
-from tests.integration.conftest import server_at
+from tests.integration.conftest import engine_url_of
 from tests.pictures import picture
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(300)]
@@ -43,7 +43,7 @@ class RealServerTests(SglangServerContract):
 
     @pytest.fixture
     async def base_url(self) -> AsyncIterator[str]:
-        url = server_at(self.url_variable)
+        url = engine_url_of(self.url_variable)
         yield url
         async with aiohttp.ClientSession() as session, session.post(f"{url}/continue_generation", json={}) as response:
             await response.read()
@@ -97,7 +97,7 @@ async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distributio
     contract: type[RealServerTests],
 ) -> None:
     """Against the same server's log-probs of the same ids as a prompt, which no bias reaches."""
-    url = server_at(contract.url_variable)
+    url = engine_url_of(contract.url_variable)
     prompt = list(contract.prompt_ids)
     async with aiohttp.ClientSession() as session:
 

@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.android_world_expert import expert_replies
 from tests.episode_requests import phone_episode, use_local_phones
-from tests.integration.conftest import server_at
+from tests.integration.conftest import engine_url_of
 from tests.prompt_faults import changing, retokenised
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
@@ -63,7 +63,7 @@ PAD, TURN_END, NEW_LINE = "<|image_pad|>", "<|im_end|>", "\n"
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    server_at(URL_VARIABLE)
+    engine_url_of(URL_VARIABLE)
 
 
 @pytest.fixture(scope="module")

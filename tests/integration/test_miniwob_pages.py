@@ -47,16 +47,15 @@ def device() -> Iterator[BrowserPage]:
         yield page
 
 
-def element(page: BrowserPage, text: str) -> tuple[int, int]:
+def middle_of(page: BrowserPage, text: str) -> tuple[int, int]:
     """The middle of the first element with this text, in pixels of the screen."""
-    found = evaluated(
+    x, y = evaluated(
         page,
         "(text) => [...document.querySelectorAll('button, label, span, a, input')]"
         ".filter((e) => (e.textContent || e.value).trim() === text).map((e) => e.getBoundingClientRect())"
         ".map((box) => [(box.left + box.right) / 2, (box.top + box.bottom) / 2])[0]",
         text,
     )
-    x, y = found
     return round(x * 2), round(y * 2)
 
 
@@ -65,7 +64,7 @@ def evaluated(page: BrowserPage, script: str, argument: Any = None) -> Any:
 
 
 def middles_from_the_end(elements: str) -> list[tuple[int, int]]:
-    """Where the elements of a page are, in pixels of the screen; at the end of a page its buttons stand."""
+    """The middles of a page's elements in pixels of the screen, the last first: buttons are mostly last."""
     boxes = [
         [int(edge) for edge in box.split(", ")] for box in re.findall(r"\[(\d+, \d+, \d+, \d+)\]$", elements, re.M)
     ]
@@ -96,7 +95,7 @@ def test_a_touch_on_the_right_button_earns_what_the_page_gives_and_ends_the_task
     assert first.goal == 'Click on the "no" button.'
     assert (first.done, device.score()) == (False, 0.0)
     assert 'button text="no"' in first.elements
-    after = device.step(tap(element(device, "no")))
+    after = device.step(tap(middle_of(device, "no")))
     assert (after.done, device.score()) == (True, 1.0)
 
 
@@ -181,9 +180,9 @@ def test_every_page_loads_without_a_limit_and_its_seed_gives_the_same_page_and_t
         if evaluated(device, "() => core.EPISODE_MAX_TIME") != device_module.LIFTED_LIMIT_MS:
             limited.append(task)
     assert limited == []
-    excused = {task: {"screenshot"} for task in NOT_TO_THE_BYTE}
-    left = {task: found - excused.get(task, set()) for task, found in differing.items() if task not in KEEPS_MOVING}
-    assert {task: found for task, found in left.items() if found} == {}
+    tolerated = {task: {"screenshot"} for task in NOT_TO_THE_BYTE}
+    still = {task: names - tolerated.get(task, set()) for task, names in differing.items() if task not in KEEPS_MOVING}
+    assert {task: names for task, names in still.items() if names} == {}
 
 
 def test_a_page_reaches_no_network(device: BrowserPage) -> None:
@@ -234,7 +233,7 @@ def test_a_page_that_crashes_is_a_device_that_died_and_takes_no_other_along() ->
         assert died.value.detail["fault"] == DIED
         assert page.lost() == "the page crashed"
         assert other.lost() == ""
-        other.step(tap(element(other, "Click Me!")))
+        other.step(tap(middle_of(other, "Click Me!")))
         assert other.score() == 1.0
 
 

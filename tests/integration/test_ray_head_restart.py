@@ -25,13 +25,13 @@ async def test_a_runner_joins_a_restarted_head_again_and_waits_for_its_nodes(tmp
             return process
 
         address = f"{importlib.import_module('ray.util').get_node_ip_address()}:{free_port()}"
-        start_head = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=1", "--include-dashboard=false"]
-        start_head.append(f"--ray-client-server-port={free_port()}")
-        head = await start("head", *start_head, *phones(1))
+        head_arguments = ["--head", f"--port={address.rpartition(':')[2]}", "--num-cpus=1", "--include-dashboard=false"]
+        head_arguments.append(f"--ray-client-server-port={free_port()}")
+        head = await start("head", *head_arguments, *phones(1))
         resources = {"num_cpus": 0.1, "custom": {"phone": 1}}
         async with pool_at(address, num_workers=1, boot_timeout_s=120, resources_per_worker=resources) as pool:
             head.kill()
-            await start("head", *start_head)
+            await start("head", *head_arguments)
             waiting = asyncio.create_task(pool.acquire())
             await asyncio.sleep(10)  # the new head has no node with a phone yet
             await start("node", f"--address={address}", "--num-cpus=1", *phones(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ class KeptItems:
 
 
 async def test_the_calculator_walk_through_ends_in_one_row_with_zeros_where_the_tool_spoke() -> None:
-    trainer, sink = trainer_side(engine(CALL, ANSWER), sink=(sink := KeptItems())), sink
+    sink = KeptItems()
+    trainer = trainer_side(engine(CALL, ANSWER), sink=sink)
     async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
         await call("POST", f"{trainer_url}/rollouts", {"rollout_id": "r", "job_id": "j", "instance_id": "15x23"})
         status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, "r"))
@@ -105,7 +107,8 @@ async def test_the_calculator_walk_through_ends_in_one_row_with_zeros_where_the_
 
 
 async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_truncated() -> None:
-    trainer, sink = trainer_side(engine(ANSWER * 20), sink=(sink := KeptItems())), sink
+    sink = KeptItems()
+    trainer = trainer_side(engine(ANSWER * 20), sink=sink)
     async with served(create_app(trainer=trainer)) as trainer_url, served(agent_app()) as agent_url:
         body = rollout_body(trainer_url, "r", sampling_params={"max_tokens": 7})
         _, final = await call("POST", f"{agent_url}/rollout", body)
@@ -118,12 +121,11 @@ async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_
 # --- the agent's side against a stranger's trainer -------------------------------------------------------------------
 
 
-async def play(script: Sequence[Said], settings: AgentSettings = QUICK, **changes: Any) -> tuple[Any, StrangeTrainer]:
-    tools = changes.pop("trainer_tools", None)
-    tokenizer = changes.pop("trainer_tokenizer", None) or demo_tokenizer()
-    trainer = StrangeTrainer(tokenizer, script, tools=tools)
-    async with served(trainer.app()) as trainer_url, served(agent_app(settings)) as agent_url:
-        status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url, **changes))
+async def play(script: Sequence[Said]) -> tuple[Any, StrangeTrainer]:
+    """Plays one rollout against a stranger's trainer; returns its final answer and the trainer."""
+    trainer = StrangeTrainer(demo_tokenizer(), script)
+    async with served(trainer.app()) as trainer_url, served(agent_app()) as agent_url:
+        status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
         assert status == 200, final
     return final, trainer
 
@@ -198,8 +200,6 @@ async def test_ids_and_log_probs_are_found_where_others_put_them(place: str) -> 
 async def test_a_reply_that_contradicts_our_count_ends_the_rollout_with_a_sentence(
     changes: dict[str, Any], sentence: str
 ) -> None:
-    import re
-
     final, _ = await play([Said(ANSWER, changes=changes)])
     assert (final["status"], final["finish_reason"]) == ("ERROR", "error")
     assert re.match(sentence, final["error_message"]), final["error_message"]
@@ -451,7 +451,8 @@ async def test_a_request_that_the_engine_refuses_is_not_to_be_repeated() -> None
 
 
 async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
-    trainer, sink = trainer_side(engine(ANSWER, ANSWER), sink=(sink := KeptItems())), sink
+    sink = KeptItems()
+    trainer = trainer_side(engine(ANSWER, ANSWER), sink=sink)
     sink.failures.append(OSError("no route"))
     body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
     end = {"reward": 0.5, "job_id": "j", "instance_id": "i", "uid": "u"}

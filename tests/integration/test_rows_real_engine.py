@@ -29,7 +29,7 @@ from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
 from slime.rollout.agent_rollout import reset_jobs
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from tests.integration.conftest import BufferProcess, server_at
+from tests.integration.conftest import BufferProcess, engine_url_of
 from tests.prompt_faults import changing, retokenised, unchanged, without_ids
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
@@ -81,7 +81,7 @@ Recorded = list[tuple[int, float]]
 
 @pytest.fixture(scope="module", autouse=True)
 def _server_answers() -> None:
-    server_at(URL_VARIABLE)
+    engine_url_of(URL_VARIABLE)
 
 
 def delivered(

@@ -1,6 +1,7 @@
 """Records what slime's training steps compute: their data, their gradients, and what they log.
 
 Functions of slime are wrapped while the steps run and put back afterwards; what they compute is not changed.
+Metrics are recorded instead of logged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 Seen = dict[str, Any]
 
-KEPT = (
+RECORDED_DATA = (
     "tokens",
     "log_probs",
     "rollout_log_probs",
@@ -38,7 +39,7 @@ def watched(actor: Any) -> Iterator[Seen]:
 
 
 @contextmanager
-def _instead(holder: Any, name: str, wrapper: Any) -> Iterator[None]:
+def _replaced(holder: Any, name: str, wrapper: Any) -> Iterator[None]:
     original = getattr(holder, name)
     setattr(holder, name, wrapper(original))
     try:
@@ -53,13 +54,13 @@ def _data(actor: Any, seen: Seen) -> Iterator[None]:
 
     def wrapper(original: Any) -> Any:
         def log_rollout_data(rollout_id: int, args: Any, data: dict[str, Any]) -> Any:
-            seen["data"] = {key: plain(data[key]) for key in KEPT if key in data}
+            seen["data"] = {key: plain(data[key]) for key in RECORDED_DATA if key in data}
             return original(rollout_id, args, data)
 
         return log_rollout_data
 
     module = sys.modules["slime.backends.megatron_utils.actor"]
-    with _instead(getattr(module, "train_metric_utils", module), "log_rollout_data", wrapper):
+    with _replaced(getattr(module, "train_metric_utils", module), "log_rollout_data", wrapper):
         yield
 
 
@@ -75,7 +76,7 @@ def _log(actor: Any, seen: Seen) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules:
             if "log" in vars(module):
-                stack.enter_context(_instead(module, "log", wrapper))
+                stack.enter_context(_replaced(module, "log", wrapper))
         yield
 
 
@@ -89,7 +90,7 @@ def _steps(actor: Any, seen: Seen) -> Iterator[None]:
 
         return train_one_step
 
-    with _instead(import_module("slime.backends.megatron_utils.model"), "train_one_step", wrapper):
+    with _replaced(import_module("slime.backends.megatron_utils.model"), "train_one_step", wrapper):
         yield
 
 
@@ -105,7 +106,7 @@ def _gradients(actor: Any, seen: Seen) -> Iterator[None]:
 
         return step
 
-    with _instead(actor.optimizer, "step", wrapper):
+    with _replaced(actor.optimizer, "step", wrapper):
         yield
 
 
@@ -162,7 +163,7 @@ def _routes(actor: Any, seen: Seen) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with _instead(replay, "pop_forward", wrapper):
+    with _replaced(replay, "pop_forward", wrapper):
         yield
 
 

@@ -1,4 +1,4 @@
-"""The page on Python can be read where it is browsed: its tables have every public name and call as the code does."""
+"""The tables of docs/python_api.md have every public name and signature as in the code."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start, t
 
 PAGE = http_answer(404, b"<html>no such page</html>", "text/html")
 REFUSAL = http_answer(400, b'{"error": {"message": "weights are broken"}}')
-TOKEN = http_answer(
+ONE_TOKEN = http_answer(
     200,
     b'{"output_ids": [7], "meta_info": {"finish_reason": {"type": "length"}, '
     b'"output_token_logprobs": [[-0.5, 7, null]]}}',
@@ -70,9 +70,9 @@ def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
     short = EngineSettings(retry_timeout_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
     monkeypatch.setattr(job_runner, "make_engine", lambda url, **options: make_engine(url, short, **options))
-    found = Buffer(Store(tmp_path / "data"))
-    yield found
-    found.store.close()
+    opened = Buffer(Store(tmp_path / "data"))
+    yield opened
+    opened.store.close()
 
 
 class OneAnswer:
@@ -121,7 +121,7 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
         described = describe_job(buffer.store, job)
         assert described["attempts"].get("failed", 0) == 0
         assert described["groups"].get("failed", 0) == 0
-        engine.answer = TOKEN
+        engine.answer = ONE_TOKEN
         await asyncio.wait_for(running, 50)
     described = describe_job(buffer.store, job)
     assert (described["state"], described["slots"]["ready"]) == ("finished", 16)
@@ -134,7 +134,7 @@ async def test_an_engine_whose_prompts_must_be_probed_and_that_nobody_reaches_pa
     exact = {"exact_prompts": "require", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
     async with playing(buffer, engine, **exact) as (job, running):
         assert (await until_state(buffer, job, JobState.PAUSED)).cause_code is CauseCode.ENGINE_AWAY
-        engine.answer = TOKEN
+        engine.answer = ONE_TOKEN
         await asyncio.wait_for(running, 50)
     assert "does not report the ids it ran" in buffer.job_by_key(job.key).cause
 
@@ -149,7 +149,7 @@ async def test_an_engine_that_fails_every_attempt_pauses_the_job_instead_of_burn
         described = describe_job(buffer.store, job)
         assert described["groups"]["open"] >= 180
         assert engine.asked - asked < 30, "one question now and then is all that is asked of it"
-        engine.answer = TOKEN
+        engine.answer = ONE_TOKEN
         await asyncio.wait_for(running, 50)
     assert describe_job(buffer.store, job)["slots"]["ready"] >= 2 * 180
 
@@ -182,14 +182,14 @@ async def test_requests_that_are_wrong_by_themselves_fail_their_job(buffer: Buff
     """The engine refuses each of them and answers everybody else: nothing to wait for, and nothing to play on for."""
 
     def answer(body: bytes) -> bytes:
-        return TOKEN if b'"max_new_tokens":1,' in body or b'"max_new_tokens":1}' in body else REFUSAL
+        return ONE_TOKEN if b'"max_new_tokens":1,' in body or b'"max_new_tokens":1}' in body else REFUSAL
 
     async with answering(answer) as url:
         job = start(buffer, count=20, remote_engine_url=url, max_attempts=2)
-        playing_it = JobRunner(
+        runner = JobRunner(
             buffer, job.key, plugin_of(SamplingGenerator(max_new_tokens=2)), buffer_url="http://127.0.0.1:9"
         )
-        await asyncio.wait_for(playing_it.run(), 50)
+        await asyncio.wait_for(runner.run(), 50)
     described = describe_job(buffer.store, job)
     assert described["state"] == "failed"
     assert "weights are broken" in described["cause"]
@@ -199,7 +199,7 @@ async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_g
     engine = OneAnswer(PAGE)
     async with playing(buffer, engine) as (job, _):
         await until_state(buffer, job, JobState.PAUSED)
-    engine.answer = TOKEN
+    engine.answer = ONE_TOKEN
     async with answering(engine) as url:
         with buffer.store.write() as connection:
             update_job(connection, job.key, engine_url=url)

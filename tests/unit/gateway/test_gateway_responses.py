@@ -55,7 +55,9 @@ async def asked(client: openai.AsyncOpenAI, *, streamed: bool, **body: Any) -> R
     )
 
 
-async def test_a_previous_response_is_any_of_the_session_without_its_instructions(tmp_path: Path) -> None:
+async def test_any_response_of_the_session_can_be_continued_without_its_instructions(
+    tmp_path: Path,
+) -> None:
     async with session_of(tmp_path, *map(str, range(9))) as (_, _, client, engine):
         first = await asked(client, streamed=False, input="a", instructions="Count.")
         await asked(client, streamed=False, input="b", previous_response_id=first.id, instructions="Count.")
@@ -68,7 +70,7 @@ async def test_a_previous_response_is_any_of_the_session_without_its_instruction
 
 
 @pytest.mark.parametrize(
-    ("name", "problem"),
+    ("response_id", "problem"),
     [
         ("nonsense", "is no id of a response: 'nonsense'"),
         *(
@@ -77,13 +79,13 @@ async def test_a_previous_response_is_any_of_the_session_without_its_instruction
         ),
     ],
 )
-async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+async def test_a_previous_response_of_nobody_is_refused(tmp_path: Path, response_id: str, problem: str) -> None:
     import openai
 
     async with session_of(tmp_path, "yes") as (_, _, client, _):
         await asked(client, streamed=False, input="a")
         with pytest.raises(openai.BadRequestError, match=problem) as refused:
-            await asked(client, streamed=False, input="b", previous_response_id=name)
+            await asked(client, streamed=False, input="b", previous_response_id=response_id)
     assert (refused.value.type, refused.value.param) == ("invalid_request_error", "previous_response_id")
 
 

@@ -1,4 +1,4 @@
-"""Counts of attempts by state: none runs on in them once its job is over."""
+"""Counts of attempts by state: none is counted as running once its job is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import start_external
 
 
 @pytest.mark.parametrize("end", ["cancelled", "failed"])
-def test_no_attempt_begins_once_its_job_is_over_so_none_runs_on_in_the_counts(buffer: Buffer, end: str) -> None:
+def test_no_attempt_begins_once_its_job_is_over_so_none_is_counted_as_running(buffer: Buffer, end: str) -> None:
     """A runner notices the end a moment later; nobody would end an attempt that it began meanwhile."""
     job = start_external(buffer, 3, ("a",))
     (group,) = buffer.open_groups(job.key, after=(-1, -1), limit=9)

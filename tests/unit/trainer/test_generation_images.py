@@ -16,8 +16,8 @@ PAD = 9
 A, B, C = (hashlib.sha256(name.encode()).hexdigest() for name in "abc")
 
 
-def grown(turns: int) -> list[Generation]:
-    """An append-only episode that sees a new image in every turn."""
+def append_only_generations(turns: int) -> list[Generation]:
+    """The generations of an episode that sees a new image in every turn."""
     names = [hashlib.sha256(str(turn).encode()).hexdigest() for turn in range(turns)]
     generations: list[Generation] = []
     held: list[int] = []
@@ -32,7 +32,7 @@ def grown(turns: int) -> list[Generation]:
 
 def test_images_and_counts_survive_the_wire() -> None:
     generations = (
-        *grown(3),
+        *append_only_generations(3),
         Generation([1, PAD], [5], images=(B,), prompt_receipt=PromptReceipt(PromptCheck.EQUAL, images=(B,))),
         Generation([1, PAD, PAD], [5], images=(C, B), prompt_receipt=PromptReceipt(PromptCheck.EQUAL, images=(B, C))),
         Generation([1], [5], images=()),
@@ -48,7 +48,7 @@ def test_images_and_counts_survive_the_wire() -> None:
 
 def test_images_on_the_wire_grow_with_the_turns_and_not_with_their_square() -> None:
     def length(turns: int) -> int:
-        return len(json.dumps(encode_generations(grown(turns))))
+        return len(json.dumps(encode_generations(append_only_generations(turns))))
 
     assert length(50) - length(40) < 1.2 * (length(20) - length(10))
 
