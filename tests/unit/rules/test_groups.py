@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -71,10 +72,12 @@ def test_one_reward_is_fine_for_evaluation_and_for_groups_of_one() -> None:
     assert judge_group(members_with([1.0]), policy_of(1)).state is GroupState.READY
 
 
-def test_no_valid_member_filters_the_group() -> None:
-    verdict = judge_group(members_with([2.0, 3.0]), policy_of(2, reward_range=(0.0, 1.0)))
+def test_a_group_without_a_reward_in_the_policys_range_is_filtered_and_the_bounds_are_in_it() -> None:
+    rewards = [-0.5, 1.6]
+    verdict = judge_group(members_with(rewards), policy_of(2, reward_range=(0.0, 1.0)))
     assert verdict.state is GroupState.FILTERED
     assert verdict.cause.message == "filter_item kept 0 of 2 members (the other rewards lie outside of 0 to 1)"
+    assert judge_group(members_with(rewards), policy_of(2, reward_range=(-0.5, 1.6))).state is GroupState.READY
 
 
 def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:
@@ -83,12 +86,6 @@ def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:
     verdict = judge_group(members_with([math.nan, math.inf]), policy_of(2))
     assert verdict.state is GroupState.FILTERED
     assert verdict.cause.message.endswith("(the other rewards are no finite numbers)")
-
-
-def test_the_reward_range_is_the_policys_own() -> None:
-    rewards = [-0.5, 1.6]
-    assert judge_group(members_with(rewards), policy_of(2, reward_range=(0.0, 1.0))).state is GroupState.FILTERED
-    assert judge_group(members_with(rewards), policy_of(2, reward_range=(-0.5, 1.6))).state is GroupState.READY
 
 
 def test_a_filtered_member_is_replaced_by_a_dummy_that_is_never_trained() -> None:
@@ -201,7 +198,5 @@ def test_statistics_from_sums_are_those_of_the_list(rewards: list[float]) -> Non
         high=max(rewards, default=None),
     )
     if len(rewards) > 1:
-        import statistics
-
         assert summary["reward_std"] == pytest.approx(statistics.stdev(rewards), abs=1e-6)
     assert summary["total_samples"] == len(rewards)
