@@ -77,7 +77,8 @@ def test_a_group_without_a_reward_in_the_policys_range_is_filtered_and_the_bound
     verdict = judge_group(members_with(rewards), policy_of(2, reward_range=(0.0, 1.0)))
     assert verdict.state is GroupState.FILTERED
     assert verdict.cause.message == "filter_item kept 0 of 2 members (the other rewards lie outside of 0 to 1)"
-    assert judge_group(members_with(rewards), policy_of(2, reward_range=(-0.5, 1.6))).state is GroupState.READY
+    within = judge_group(members_with(rewards), policy_of(2, reward_range=(-0.5, 1.6)))
+    assert [member.remove_sample for member in within.members] == [False, False]
 
 
 def test_every_finite_reward_is_valid_unless_a_range_is_set() -> None:

@@ -341,7 +341,7 @@ def test_arguments_after_the_dashes_win(environment: dict[str, str]) -> None:
     assert words[-2:] == ["--lr", "2e-6)"]
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_secrets_are_in_the_job_and_never_shown(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -579,13 +579,13 @@ def program(tmp_path: Path, name: str, script: str) -> None:
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs a Python of its own is there."""
+def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks that run slime's Python in a process of its own pass."""
     for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
         monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -602,7 +602,7 @@ def test_gpus_that_others_use_are_not_trained_on(
     assert says(missing(ready), words)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_ray_that_runs_is_taken_or_ended_and_one_that_is_wanted_must_run(
     ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -631,7 +631,7 @@ class Elsewhere(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings) -> None:
     with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -643,7 +643,7 @@ def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings
     assert says(missing(there), "no buffer answers at http://127.0.0.1")
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -673,7 +673,7 @@ def test_what_the_rollout_function_refuses_is_known_before_anything_starts(tmp_p
     assert says(refusals(trainer_args(**parsed, custom_config_path=str(file))), "--log-passrate")
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -697,7 +697,7 @@ def test_a_farm_that_cannot_come_up_on_this_host_is_said_before_anything_starts(
         assert not says(missing(replace(farm, **elsewhere)), words)
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSettings, tmp_path: Path) -> None:
     loaders = ready.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
     loaders.parent.mkdir(parents=True)
@@ -717,7 +717,7 @@ def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSetti
 # --- the scripts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hurried")
+@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(("script", "kind"), SCRIPTS.items())
 def test_each_script_shows_its_commands(
     script: str,
