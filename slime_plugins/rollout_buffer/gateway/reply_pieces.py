@@ -84,7 +84,7 @@ class ReplyStream:
 
     def end(self, output_ids: Sequence[int]) -> Message:
         """Returns the message of the turn with these ``output_ids``, all or some of which were added. Emits nothing."""
-        text = self._stop_cutter.add(self._text.end(output_ids)) + self._stop_cutter.end()
+        text = self._stop_cutter.add(self._text.end(output_ids), is_last=True)
         self._note(self._scanner.add(text, is_last=True))
         for call in self._message.get(TOOL_CALLS, ()):
             call["function"]["arguments"] = read_arguments(call["function"]["arguments"])
@@ -154,7 +154,7 @@ class _StopCutter:
         self._held = ""
         self._is_over = False
 
-    def add(self, text: str) -> str:
+    def add(self, text: str, *, is_last: bool = False) -> str:
         if self._is_over:
             return ""
         if not self._stops:
@@ -162,17 +162,11 @@ class _StopCutter:
         held = self._held + text
         stop = first_stop(held, self._stops)
         stop_at = len(held) if stop is None else held.find(stop)
-        until = min(stop_at, begins_at(held, 0, self._stops))
-        # An earlier beginning of another stop sequence must be decided first.
+        # An earlier beginning of another stop sequence must be decided first, if more text can follow.
+        until = stop_at if is_last else min(stop_at, begins_at(held, 0, self._stops))
         self._is_over = stop is not None and stop_at == until
         self._held = held[until:]
         return held[:until]
-
-    def end(self) -> str:
-        if self._is_over:
-            return ""
-        stop = first_stop(self._held, self._stops)
-        return self._held if stop is None else self._held[: self._held.find(stop)]
 
 
 class _Scanner:

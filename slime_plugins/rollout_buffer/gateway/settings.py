@@ -39,7 +39,7 @@ class GatewaySettings(ListenerSettings):
     )
     session_timeout_s: float = Field(default=4 * 3600.0, gt=0, description="Seconds that sessions may live.")
     max_body_bytes: int = Field(default=MAX_TURN_BYTES, ge=1024, description="Largest request body.")
-    max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="As of `serve`. [default: unlimited]")
+    max_data_bytes: int | None = Field(default=None, ge=1_000_000, description="See `serve`. [default: unlimited]")
     max_turns: int = Field(default=2000, ge=1)
     """Limit of the turns of one session."""
     max_session_ids: int = Field(default=16_000_000, ge=1)

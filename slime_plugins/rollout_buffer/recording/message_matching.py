@@ -56,11 +56,13 @@ def matching_of(options: Mapping[str, Any]) -> MessageMatching:
 class Fingerprint(NamedTuple):
     """The parts of a message that are compared. The fields before ``exact`` are those that ``differences`` names.
 
-    ``exact`` covers the whole message, ``said`` the lines of its text in any order, without additions of clients,
-    ``loose_calls`` the tool calls without null arguments and with all values as text. ``inline`` covers the thoughts in
-    the text, which ``text``, ``said`` and ``is_empty`` leave out. If the text of a reply quotes ``</think>``, it reads
-    otherwise in a client's history, where the quote ends a thought: ``as_sent`` has the fingerprints of these
-    readings, with the reply's own thoughts and without.
+    ``exact`` is a digest of the whole message. ``line_sum`` is the sum of the hashes of the text's lines, in any order
+    and without what clients add. ``loose_calls`` is a digest of the tool calls, without null arguments and with all
+    values as text. ``inline_thoughts`` is a digest of the thoughts in the text; ``text``, ``line_sum`` and
+    ``is_empty`` leave them out.
+
+    In a client's history, a ``</think>`` that a reply only quotes is read as the end of a thought. ``as_sent`` has the
+    fingerprints of such a reply as it is read there: sent with its own thoughts, and without them.
     """
 
     role: str
@@ -70,10 +72,10 @@ class Fingerprint(NamedTuple):
     ids: bytes = b""
     reasoning: bytes = b""
     exact: bytes = b""
-    said: int = 0
+    line_sum: int = 0
     loose_calls: bytes = b""
     is_empty: bool = False
-    inline: bytes = b""
+    inline_thoughts: bytes = b""
     as_sent: tuple[Fingerprint, ...] = ()
 
     def differences(self, other: Fingerprint) -> frozenset[str]:
@@ -81,35 +83,36 @@ class Fingerprint(NamedTuple):
         if self.exact == other.exact:
             return frozenset()
         other = other.read_as(self)
-        found = frozenset(compress(_NAMED, map(ne, self, other)))
-        if "text" in found and self.said == other.said:
+        found = frozenset(compress(_NAMED_FIELDS, map(ne, self, other)))
+        if "text" in found and self.line_sum == other.line_sum:
             found = (found - {"text"}) | {"additions"}
         return found or frozenset({"form"})
 
     def read_as(self, held: Fingerprint) -> Fingerprint:
-        """Returns this message of a request; if it is one of ``held.as_sent``, with the text read as in ``held``."""
-        same = next((each for each in held.as_sent if (each.said, each.inline) == (self.said, self.inline)), None)
-        if same is None:
+        """Returns this message of a request. If it is a form of ``held`` in which a quote was read as the end of a
+        thought (``as_sent``), its text is replaced by that of ``held``."""
+        sent_text = self.line_sum, self.inline_thoughts
+        form = next((one for one in held.as_sent if (one.line_sum, one.inline_thoughts) == sent_text), None)
+        if form is None:
             return self
-        text = held.text if self.text == same.text else self.text
-        reasoning = same.reasoning if self.reasoning == self.inline else self.reasoning
-        return self._replace(text=text, said=held.said, reasoning=reasoning, inline=b"")
+        text = held.text if self.text == form.text else self.text
+        reasoning = form.reasoning if self.reasoning == self.inline_thoughts else self.reasoning
+        return self._replace(text=text, line_sum=held.line_sum, reasoning=reasoning, inline_thoughts=b"")
 
 
-_NAMED = Fingerprint._fields[: Fingerprint._fields.index("exact")]
+_NAMED_FIELDS = Fingerprint._fields[: Fingerprint._fields.index("exact")]
 
 
 def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FROM_START) -> Fingerprint:
     """Returns the fingerprint of a normalised message, whose digest is ``exact``."""
     content = message.get("content") or ""
-    text = (
-        content if isinstance(content, str) else JOINT.join(part["text"] for part in content if part["type"] == "text")
-    )
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
+    text = JOINT.join(texts)
     calls = message.get("tool_calls") or []
     functions = whole_numbers_as_int([call["function"] for call in with_begun_arguments(calls)])
     ids = list(filter(None, (call.get("id") for call in calls))) or message.get("tool_call_id")
     thoughts = (message.get("reasoning_content") or "").strip()
-    silent = Fingerprint(
+    without_text = Fingerprint(
         exact=exact,
         role=message["role"],
         images=tuple(image_hashes_of([message])),
@@ -118,40 +121,48 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
         ids=digest(ids) if ids else b"",
         reasoning=digest(thoughts) if thoughts else b"",
     )
-    is_reply = message["role"] == ASSISTANT
-    said, inline = _without_thoughts(text, thinking) if is_reply else (text, "")
-    found = _with_text_digests(silent, said, inline)
-    if not is_reply or THINK_END not in (text if thinking is not Thinking.FROM_START else said):
+    if message["role"] != ASSISTANT:
+        return _with_text_digests(without_text, text, "")
+    visible, inline = _split_thoughts(text, thinking)
+    found = _with_text_digests(without_text, visible, inline)
+    # A client's history is read as FROM_START: a reply that was read so differs there only if its visible text is sent.
+    if THINK_END not in (visible if thinking is Thinking.FROM_START else text):
         return found
-    forms = (found.reasoning, text), (silent.reasoning, said)
-    as_sent = [_with_text_digests(silent, *_without_thoughts(form))._replace(reasoning=kept) for kept, form in forms]
+    as_sent = [
+        _with_text_digests(without_text, *_split_thoughts(sent_text))._replace(reasoning=reasoning)
+        for sent_text, reasoning in ((text, found.reasoning), (visible, without_text.reasoning))
+    ]
     return found._replace(as_sent=tuple(one for one in as_sent if one.text != found.text))
 
 
-def _with_text_digests(message: Fingerprint, said: str, inline: str) -> Fingerprint:
-    """Returns a fingerprint completed with those of the message's text: ``said``, and the thoughts ``inline``."""
+def _with_text_digests(message: Fingerprint, visible: str, inline: str) -> Fingerprint:
+    """Returns a fingerprint completed with the digests of the message's text: the visible text and inline thoughts."""
     is_reply, thoughts = message.role == ASSISTANT, digest(inline) if inline else b""
     return message._replace(
-        text=digest(said.strip() if is_reply else said),
-        said=_sum_of_normalized_lines(said, is_reply=is_reply),
+        text=digest(visible.strip() if is_reply else visible),
+        line_sum=_sum_of_normalized_lines(visible, is_reply=is_reply),
         reasoning=message.reasoning or thoughts,
-        inline=thoughts,
-        is_empty=is_reply and not message.tool_calls and not said.strip(),
+        inline_thoughts=thoughts,
+        is_empty=is_reply and not message.tool_calls and not visible.strip(),
     )
 
 
-def _without_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
-    """Returns a reply's text without thoughts, and its thought. If the text has several thoughts, or does not begin
-    with the only one, the second value is the whole text; without any thought it is empty."""
+def _split_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
+    """Returns the visible text of a reply, and its thought; without any thought the second value is empty.
+
+    If the text has several thoughts, or other text before the only one, the second value is the whole text.
+    """
     if thinking is Thinking.APART or THINK_END not in text:
         return text, ""
-    is_open = thinking is Thinking.FROM_START and not text.lstrip().startswith(THINK)
-    *ended, last = (THINK * is_open + text).split(THINK_END)
+    begins_in_thought = thinking is Thinking.FROM_START and not text.lstrip().startswith(THINK)
+    *ended, rest = (THINK + text if begins_in_thought else text).split(THINK_END)
     parts = [part.partition(THINK) for part in ended]
-    said = [before if mark else before + THINK_END for before, mark, _ in parts]
-    thoughts = [thought.strip() for _, mark, thought in parts if mark]
-    begins = len(thoughts) == 1 and not said[0].strip()
-    return "".join([*said, last]), thoughts[0] if begins else text.strip() if thoughts else ""
+    # A part in which no thought began ends with a quote, which is visible.
+    visible = [before if begun else before + THINK_END for before, begun, _ in parts]
+    thoughts = [thought.strip() for _, begun, thought in parts if begun]
+    if len(thoughts) != 1 or visible[0].strip():
+        return "".join([*visible, rest]), text.strip() if thoughts else ""
+    return "".join([*visible, rest]), thoughts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,27 +191,40 @@ def compare(
     start: int,
 ) -> Comparison:
     """Compares the messages of a turn, and its reply, with those of a request from ``start``."""
-    at, tolerated = start + len(context), NOTHING
-    # Most requests repeat all messages as they were: then the runs need not be compared one by one.
-    is_unchanged = sent[start:at] == context and (at >= len(sent) or sent[at].role == ASSISTANT)
-    if not is_unchanged:
-        at = start
-    for run in () if is_unchanged else runs(context):
-        end = at + 1 if run[0].role == ASSISTANT else _end_of_run(sent, at)
-        theirs = sent[at:end]
-        begins_alike = len(theirs) >= len(run) and all(is_same(rule, *pair) for pair in zip(run, theirs, strict=False))
-        if not (begins_alike and len(theirs) == len(run)) and _is_same_run(rule, run, theirs):
-            at, tolerated = end, tolerated | {"order"}
-        elif begins_alike:
-            tolerated = tolerated.union(*(held.differences(one) for held, one in zip(run, theirs, strict=False)))
-            at += len(run)
-        else:
-            return Comparison(at, tolerated, _difference(rule, run, sent, at))
+    compared = _compare_context(rule, context, sent, start)
+    at, tolerated, difference = compared
+    if difference is not None:
+        return compared
     if at < len(sent) and is_same(rule, reply, sent[at]):
         return Comparison(at + 1, tolerated | reply.differences(sent[at]))
+    # Clients may leave out an empty reply: then the messages after it follow.
     if reply.is_empty and rule is not MessageMatching.STRICT and at < len(sent) and sent[at].role != ASSISTANT:
         return Comparison(at, tolerated | {"empty_reply"})
     return Comparison(at, tolerated, _difference(rule, [reply], sent, at))
+
+
+def _compare_context(
+    rule: MessageMatching, context: tuple[Fingerprint, ...], sent: tuple[Fingerprint, ...], start: int
+) -> Comparison:
+    """Compares the messages of a turn before its reply with those of a request, run by run."""
+    at, end = start, start + len(context)
+    # Most requests repeat all messages as they were: then the runs need not be compared one by one.
+    if sent[start:end] == context and (end >= len(sent) or sent[end].role == ASSISTANT):
+        return Comparison(end, NOTHING)
+    tolerated = NOTHING
+    for held in runs(context):
+        end = at + 1 if held[0].role == ASSISTANT else _end_of_run(sent, at)
+        pairs = list(zip(held, sent[at:end], strict=False))
+        begins_alike = len(pairs) == len(held) and all(is_same(rule, *pair) for pair in pairs)
+        # A run of another length may be the same messages, merged.
+        is_alike = begins_alike and end == at + len(held)
+        if not is_alike and _is_same_run(rule, held, sent[at:end]):
+            at, tolerated = end, tolerated | {"order"}
+        elif begins_alike:
+            at, tolerated = at + len(held), tolerated.union(*(one.differences(other) for one, other in pairs))
+        else:
+            return Comparison(at, tolerated, _difference(rule, held, sent, at))
+    return Comparison(at, tolerated)
 
 
 def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool:
@@ -211,15 +235,15 @@ def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool
         return False
     sent = sent.read_as(held)
     # A client may leave thoughts out, but not change them.
-    if sent.reasoning not in (b"", held.reasoning) or sent.inline not in (b"", held.reasoning):
+    if not {sent.reasoning, sent.inline_thoughts} <= {b"", held.reasoning}:
         return False
     if rule is MessageMatching.ROLE_CONTENT_ONLY:
-        return held.said == sent.said
+        return held.line_sum == sent.line_sum
     if held.text != sent.text:
         return False
     if rule is MessageMatching.STRICT:
         return held.role == ASSISTANT and (held.tool_calls, held.ids) == (sent.tool_calls, sent.ids)
-    return held.loose_calls == sent.loose_calls or held.ids == sent.ids != b""
+    return held.loose_calls == sent.loose_calls or (held.ids != b"" and held.ids == sent.ids)
 
 
 def _is_same_run(rule: MessageMatching, held: Sequence[Fingerprint], sent: Sequence[Fingerprint]) -> bool:
@@ -229,13 +253,13 @@ def _is_same_run(rule: MessageMatching, held: Sequence[Fingerprint], sent: Seque
 
 
 def message_key(rule: MessageMatching, message: Fingerprint) -> Hashable:
-    """Returns a value that is equal for all messages that count as one: it has the parts that must be equal."""
+    """Returns a value that is equal for all messages that count as one: the parts that must be equal under the rule."""
     if rule is MessageMatching.ROLE_CONTENT_ONLY:
-        return message.role, message.images, message.said
+        return message.role, message.images, message.line_sum
     if rule is MessageMatching.LOOSE_TOOL_CALL:
         return message.role, message.images, message.text
     # Under the strict rule; the reasoning of a reply may be left out.
-    return message[: _NAMED.index("reasoning")] if message.role == ASSISTANT else message.exact
+    return message[: _NAMED_FIELDS.index("reasoning")] if message.role == ASSISTANT else message.exact
 
 
 def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hashable, Hashable] | None:
@@ -246,10 +270,10 @@ def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hasha
     if rule is MessageMatching.LOOSE_TOOL_CALL:
         others = tuple((one.role, one.text, one.images) for one in run if one.role != TOOL)
         return others, tuple(sorted((one.text, one.images) for one in run if one.role == TOOL))
-    said: Counter[str] = Counter()
+    line_sums: Counter[str] = Counter()
     for one in run:
-        said[one.role] += one.said
-    lines = frozenset((role, lines) for role, lines in said.items() if lines)
+        line_sums[one.role] += one.line_sum
+    lines = frozenset((role, line_sum) for role, line_sum in line_sums.items() if line_sum)
     return lines, tuple(sorted(image for one in run for image in one.images))
 
 
@@ -274,18 +298,19 @@ def _difference(
             break
         if not is_same(rule, one, sent[at]):
             return Difference(at, sent[at].role, tuple(sorted(one.differences(sent[at]))))
+    # The request ends within these messages: the recorded request was sent again.
     return Difference(len(sent), None, (ASKED_AGAIN,))
 
 
 def _sum_of_normalized_lines(text: str, *, is_reply: bool) -> int:
-    """Returns the sum of the hashes of a text's lines, without clients' additions. The sums of several texts add up to
+    """Returns the sum of the hashes of a text's lines, without what clients add. The sums of several texts add up to
     the sum of the joined text."""
     first, *rest = text.split("<system-reminder>")
     parts = (part.partition("</system-reminder>") for part in rest)
     text = "\n".join([first, *(after if closed else inside for inside, closed, after in parts)])
     if is_reply:  # smolagents adds the end of its code and a list of the calls
-        said, listed, calls = text.rpartition("Calling tools:\n[{'id': ")
-        text = (said if listed and calls.rstrip().endswith("}]") else text).rstrip().removesuffix("</code>")
+        before, listed, calls = text.rpartition("Calling tools:\n[{'id': ")
+        text = (before if listed and calls.rstrip().endswith("}]") else text).rstrip().removesuffix("</code>")
     return sum(map(hash, filter(None, map(str.strip, text.splitlines()))))
 
 

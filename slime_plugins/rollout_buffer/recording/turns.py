@@ -171,22 +171,26 @@ class Recording:
         best, nearest = Match(None, 0), None
         open_ends: list[tuple[Turn | None, int, frozenset[str]]] = [(None, 0, NOTHING)]
         crowded: list[tuple[Turn | None, list[Beginning]]] = []
+        # Depth first: after a turn that the request follows, its children are compared with the messages from ``at``.
         while open_ends:
             parent, at, tolerated = open_ends.pop()
             siblings = self._entries if parent is None else parent.children
+            # Of many siblings only those are compared that the index finds: no other one can be continued.
             if len(siblings) > MAX_COMPARED_TURNS:
                 crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, at)))
                 siblings = self._index.matching(crowded[-1][1])
             for turn in siblings:
                 if turn.from_start is not (parent is None):  # such a child is compared as an entry
                     continue
-                end, more, difference = self._compared(turn, key, sent, at)
+                end, newly_tolerated, difference = self._compared(turn, key, sent, at)
                 if difference is not None:
                     nearest = _nearer(nearest, (difference, turn.number))
                     continue
-                found = Match(turn, end, tolerated | more)
+                found = Match(turn, end, tolerated | newly_tolerated)
                 best = max(best, found, key=_depth)
                 open_ends.append((turn, end, found.tolerated))
+        # The siblings that were left out may be nearer. The places visited last are mostly deepest: a near turn there
+        # ends the search in the others early.
         for parent, beginnings in reversed(crowded):
             nearest = self._nearest(nearest, parent, key, sent, beginnings)
         return best if nearest is None else best._replace(difference=nearest[0])

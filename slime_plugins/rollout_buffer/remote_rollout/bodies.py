@@ -98,7 +98,7 @@ class CompletionBody(_Body):
     messages: Messages
     """The whole conversation before this turn."""
     response_mask: Any = None
-    """Null on the first turn; afterwards one 0 for each token added since the last turn."""
+    """Null on the first turn; afterwards one 0 for each token that entered since the last turn."""
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
     """Token limit of this turn."""
     max_completion_tokens: Annotated[Count, Field(ge=1)] | None = None

@@ -16,7 +16,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class CountMethod(StrEnum):
-    """How the prompt of a turn after the first is made, and thereby how the added tokens are counted.
+    """How the prompt of a turn after the first is made, and thereby how the entered tokens are counted.
 
     Both methods give the same count, unless the tokenizer would encode the sampled text to other ids.
     """

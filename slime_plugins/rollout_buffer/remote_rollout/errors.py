@@ -6,7 +6,7 @@ from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadErr
 
 
 class WrongMaskError(RequestError):
-    """The ``response_mask`` of a call is not one 0 for each added token; nothing was sampled."""
+    """The ``response_mask`` of a call is not one 0 for each entered token; nothing was sampled."""
 
     code = "wrong_response_mask"
     http_status = 422

@@ -96,7 +96,7 @@ class RolloutSession:
         self.messages.extend(dict(result) for result in tool_results)
 
     async def expect(self) -> ExpectedTurn:
-        """Returns the next prompt and its added tokens, without a request.
+        """Returns the next prompt and its entered tokens, without a request.
 
         Raises:
             InvalidPayloadError: the chat template refuses the messages.
@@ -123,7 +123,7 @@ class RolloutSession:
     ) -> TrainerReply:
         """Requests the turn; if two counts are possible and the trainer refuses the first, which samples nothing,
         requests it with the second."""
-        first, *other = expected.sources()
+        first, *other = expected.methods()
         try:
             return await calls.sample(self._body(expected, first, sampling_params, turn), turn)
         except MaskRefusedError as refusal:
@@ -133,10 +133,10 @@ class RolloutSession:
             return await calls.sample(self._body(expected, other[0], sampling_params, turn), turn)
 
     def _body(
-        self, expected: ExpectedTurn, source: CountMethod, sampling_params: Mapping[str, Any], turn: int
+        self, expected: ExpectedTurn, method: CountMethod, sampling_params: Mapping[str, Any], turn: int
     ) -> dict[str, Any]:
-        mask = expected.mask(source)
-        self._log_mask(expected.prompts[source], mask, turn)
+        mask = expected.mask(method)
+        self._log_mask(expected.prompts[method], mask, turn)
         return {
             **sampling_params,
             **({"tools": list(self._tools)} if self._tools else {}),

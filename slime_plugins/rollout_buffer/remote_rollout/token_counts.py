@@ -1,4 +1,5 @@
-"""The agent's count of a sequence that the trainer samples: the prompt it must have used, and the tokens added to it.
+"""The agent's count of a sequence that the trainer samples: the prompt it must have used, and the tokens that
+entered it.
 
 There are two counts. The count by ids takes the held ids plus the template's bridge; it is exact if the trainer
 continues from its own ids. The count by text renders the whole conversation again and subtracts the held ids; it is the
@@ -33,7 +34,7 @@ _CAUSES = "it uses another tokenizer, another chat template, or another conversa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedTurn:
-    """The next turn: its prompt and the number of added tokens, by count method. ``continued`` is the prompt by ids."""
+    """The next turn: prompt and number of entered tokens, by count method. ``continued`` is the prompt by ids."""
 
     conversation: Conversation
     continued: Prompt
@@ -41,14 +42,14 @@ class ExpectedTurn:
     entered: Mapping[CountMethod, int]
     preferred: CountMethod
 
-    def sources(self) -> list[CountMethod]:
+    def methods(self) -> list[CountMethod]:
         """Returns the preferred count method, and the other one if its count differs."""
         other = CountMethod.TEXT if self.preferred is CountMethod.IDS else CountMethod.IDS
         return [self.preferred] + ([other] if self.entered[other] != self.entered[self.preferred] else [])
 
-    def mask(self, source: CountMethod) -> list[int] | None:
-        """Returns one 0 for each added token; None without any."""
-        return [0] * self.entered[source] if self.entered[source] > 0 else None
+    def mask(self, method: CountMethod) -> list[int] | None:
+        """Returns one 0 for each entered token; None without any."""
+        return [0] * self.entered[method] if self.entered[method] > 0 else None
 
 
 class TokenCounter:
@@ -76,7 +77,7 @@ class TokenCounter:
         return len(self._held)
 
     async def expect(self, messages: Sequence[Message], turn: int) -> ExpectedTurn:
-        """Returns the expected next prompt and its added tokens. Changes nothing."""
+        """Returns the expected next prompt and its entered tokens. Changes nothing."""
         conversation = read_conversation(list(messages))
         continued = await build_prompt(self._recording, digest(self._tools), conversation, self._tokens, self._tools)
         rendered = await asyncio.to_thread(prompt_by_text, self._tokens, messages, self._tools)
@@ -99,9 +100,9 @@ class TokenCounter:
             TrainerReplyError: the prompts differ; names the turn, both numbers, and possible causes.
         """
         self._check_vocabulary(reply, turn)
-        source, ids = self._prompt_of(messages, expected, reply, turn)
-        if len(expected.sources()) > 1 and reply.prompt_ids is not None:
-            self._proven = source
+        method, ids = self._prompt_of(messages, expected, reply, turn)
+        if len(expected.methods()) > 1 and reply.prompt_ids is not None:
+            self._proven = method
         prompt = expected.continued
         if ids != prompt.ids:
             prompt = prompt_of_ids(self._recording, ids, expected.conversation)
@@ -133,10 +134,9 @@ class TokenCounter:
         self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int
     ) -> tuple[CountMethod, list[int]]:
         theirs = None if reply.prompt_ids is None else list(reply.prompt_ids)
-        sources = [expected.preferred, *(source for source in CountMethod if source is not expected.preferred)]
-        for source in sources:
-            if theirs == expected.prompts[source]:
-                return source, expected.prompts[source]
+        for method in (expected.preferred, *CountMethod):
+            if theirs == expected.prompts[method]:
+                return method, expected.prompts[method]
         if theirs is None:
             self._check_count(messages, expected, reply, turn)
             return expected.preferred, expected.prompts[expected.preferred]

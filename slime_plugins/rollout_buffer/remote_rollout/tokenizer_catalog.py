@@ -29,6 +29,7 @@ _MAIN: Final = "main"
 logger = logging.getLogger(__name__)
 
 Key = tuple[str, str | None, bool]
+"""Folder or name at the hub, revision, and whether its code may run."""
 
 
 class TokenizerCatalog:
@@ -47,17 +48,17 @@ class TokenizerCatalog:
                 allowed.
         """
         name = name or self._settings.default_name or ""
-        key = self._find(name, revision)
+        key = self._key_of(name, revision)
         task = self._kept.get(key)
         if task is None:
-            task = self._kept[key] = asyncio.create_task(self._loaded(key, name))
+            task = self._kept[key] = asyncio.create_task(self._load_chat_tokens(key, name))
             task.add_done_callback(lambda done: self._evict_failed(key, done))
         self._kept.move_to_end(key)
         while len(self._kept) > self._settings.max_cached:
             self._kept.popitem(last=False)
         return await asyncio.shield(task)
 
-    def _find(self, name: str, revision: str | None) -> Key:
+    def _key_of(self, name: str, revision: str | None) -> Key:
         if not name:
             raise TokenizerRefusedError("tokenizer_name is missing, and this server has no default tokenizer")
         if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
@@ -66,7 +67,7 @@ class TokenizerCatalog:
         if folder is None:
             self._check_hub_name(name)
             return name, revision, name in self._settings.remote_code_names
-        if revision not in (None, _MAIN):
+        if revision not in (None, _MAIN):  # "main", the default at a hub, selects nothing
             raise TokenizerRefusedError(
                 f"tokenizer {name!r} is a folder and has no revision {revision!r}: leave tokenizer_revision out"
             )
@@ -94,17 +95,17 @@ class TokenizerCatalog:
         if Path(name).exists():  # transformers would load a folder of the working directory
             raise TokenizerRefusedError(f"tokenizer {name!r} is a path outside of this server's tokenizer roots")
 
-    async def _loaded(self, key: Key, asked: str) -> ChatTokens:
+    async def _load_chat_tokens(self, key: Key, asked_name: str) -> ChatTokens:
         name, revision, trusted = key
         try:
             options = {"trusted": trusted, "revision": revision, "download": self._settings.download}
             tokens = ChatTokens(await asyncio.to_thread(self._load, name, **options))
         except ConfigError as error:
-            raise TokenizerRefusedError(f"tokenizer {asked!r} cannot be used: {error.message}") from error
+            raise TokenizerRefusedError(f"tokenizer {asked_name!r} cannot be used: {error.message}") from error
         except Exception as error:
             version = f" at revision {revision!r}" if revision else ""
             raise TokenizerRefusedError(
-                f"tokenizer {asked!r}{version} cannot be loaded: {_first_line(error)}"
+                f"tokenizer {asked_name!r}{version} cannot be loaded: {_first_line(error)}"
             ) from error
         logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
         return tokens

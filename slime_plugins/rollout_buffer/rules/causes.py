@@ -74,22 +74,22 @@ IDLE = Cause(CauseCode.IDLE, "no trainer polls it; the next poll resumes it")
 STOPPED = Cause(CauseCode.STOPPED, "drained at once: running attempts were given up, and are played again on resume")
 
 
-def not_valid(rewards: Sequence[float | None], *, own: bool) -> Cause:
+def not_valid(rewards: Sequence[float | None], *, is_custom: bool) -> Cause:
     """Returns the cause of a group of ``rewards`` that ``is_valid_group`` rejected.
 
-    ``own`` is True if the generator defines that function.
+    ``is_custom`` is True if the generator defines that function.
     """
     alike = f"all {len(rewards)} members earned the same reward"
-    if not own:
+    if not is_custom:
         return Cause(CauseCode.NOT_VALID, f"{alike}, so GRPO would learn nothing from them")
     note = f" ({alike})" if len(set(rewards)) == 1 else ""
     return Cause(CauseCode.NOT_VALID, f"the generator's own is_valid_group refused it{note}")
 
 
-def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float] | None, *, own: bool) -> Cause:
-    """Returns the cause of a group in which ``filter_item`` left too few members; ``own`` as in ``not_valid``."""
+def items_filtered(kept: int, group_size: int, reward_range: tuple[float, float] | None, *, is_custom: bool) -> Cause:
+    """Returns the cause of a group in which ``filter_item`` left too few members; ``is_custom`` as in ``not_valid``."""
     message = f"filter_item kept {kept} of {group_size} members"
-    if own:
+    if is_custom:
         return Cause(CauseCode.ITEMS_FILTERED, f"the generator's own {message}")
     wrong = "are no finite numbers" if reward_range is None else "lie outside of {:g} to {:g}".format(*reward_range)
     return Cause(CauseCode.ITEMS_FILTERED, f"{message} (the other rewards {wrong})")

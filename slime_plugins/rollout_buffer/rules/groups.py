@@ -126,12 +126,13 @@ def judge_group(
 
 def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, *, check_validity: bool) -> Verdict:
     if check_validity and not _call("is_valid_group", functions.is_valid_group, members, policy):
-        own = functions.is_valid_group is not is_valid_group
-        return Verdict(state=GroupState.FILTERED, cause=causes.not_valid([one.reward for one in members], own=own))
+        is_custom = functions.is_valid_group is not is_valid_group
+        cause = causes.not_valid([one.reward for one in members], is_custom=is_custom)
+        return Verdict(state=GroupState.FILTERED, cause=cause)
     kept = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
     if len(kept) < policy.at_least(policy.min_valid_item_size_ratio):
-        own = functions.filter_item is not filter_item
-        cause = causes.items_filtered(len(kept), policy.group_size, policy.reward_range, own=own)
+        is_custom = functions.filter_item is not filter_item
+        cause = causes.items_filtered(len(kept), policy.group_size, policy.reward_range, is_custom=is_custom)
         return Verdict(state=GroupState.FILTERED, cause=cause)
     normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
     padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)

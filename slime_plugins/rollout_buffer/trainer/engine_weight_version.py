@@ -38,8 +38,8 @@ async def _newest(session: aiohttp.ClientSession, url: str) -> int | None:
     own = await _version(session, url)
     if own is not None:
         return own
-    asked = [_version(session, worker) for worker in await _workers(session, url)]
-    versions = await asyncio.gather(*asked, return_exceptions=True)
+    workers = await _workers(session, url)
+    versions = await asyncio.gather(*(_version(session, worker) for worker in workers), return_exceptions=True)
     return max((version for version in versions if isinstance(version, int)), default=None)
 
 

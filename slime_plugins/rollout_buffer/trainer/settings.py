@@ -43,7 +43,7 @@ class RowSettings:
     """How trajectories become training rows.
 
     A group is padded or cut to ``samples_per_group`` members. ``max_row_tokens`` limits the rows that are rebuilt from
-    messages. ``report_drift`` counts the differences that rebuilding sampled tokens from messages would cause.
+    messages. ``report_drift`` measures how far sampled tokens would differ if they were rebuilt from messages.
     ``keep_pictures`` keeps decoded images next to their tensors. ``log_probs_wanted_by`` names the option of the
     trainer that computes the loss from the engine's log-probs; trajectories without them are then not trained.
     ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only. Tokens
@@ -68,8 +68,8 @@ class RowSettings:
 class ImageSettings:
     """How screenshots are fetched and converted.
 
-    ``cache_bytes`` limits the cache of encoded images, which a process has once; ``fetches_at_once`` limits concurrent
-    downloads. ``pixel_dtype`` None keeps the dtype of the image processor. ``threads`` convert images in parallel.
+    ``cache_bytes`` limits the cache of encoded images of the process; ``fetches_at_once`` limits concurrent downloads.
+    ``pixel_dtype`` None keeps the dtype of the image processor. ``threads`` convert images in parallel.
     """
 
     cache_bytes: int = 512_000_000

@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import (
 )
 from slime_plugins.rollout_buffer.remote_rollout.settings import TokenizerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tokenizer_catalog import TokenizerCatalog
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens, check_entered_mask
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import EnteredTokens, check_entered_mask
 from tests.chat_tokenizers import load
 
 # --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -195,22 +195,22 @@ async def test_folders_under_the_roots_are_found_by_path_and_by_name_and_links_o
 
 
 def test_a_right_mask_passes_and_says_how_it_was_counted() -> None:
-    by_text = AddedTokens(count=3, others=((CountMethod.TEXT, lambda: 2),))
-    assert check_entered_mask(None, 1, AddedTokens(count=0)) is CountMethod.IDS
-    assert check_entered_mask([], 1, AddedTokens(count=0)) is CountMethod.IDS
+    by_text = EnteredTokens(count=3, others=((CountMethod.TEXT, lambda: 2),))
+    assert check_entered_mask(None, 1, EnteredTokens(count=0)) is CountMethod.IDS
+    assert check_entered_mask([], 1, EnteredTokens(count=0)) is CountMethod.IDS
     assert check_entered_mask([0, 0, 0], 2, by_text) is CountMethod.IDS
     assert check_entered_mask([0, 0], 2, by_text) is CountMethod.TEXT
-    assert check_entered_mask(None, 3, AddedTokens(count=0)) is CountMethod.IDS
+    assert check_entered_mask(None, 3, EnteredTokens(count=0)) is CountMethod.IDS
 
 
 @pytest.mark.parametrize("mask", [None, [], [0], [0] * 4, [1, 1, 1], [0, 0, 1], [0, 0, 2], [0, 0, None], {}, "000", 3])
 def test_a_wrong_mask_names_turn_expected_and_given(mask: Any) -> None:
     with pytest.raises(WrongMaskError, match=r"^turn 4: response_mask") as caught:
-        check_entered_mask(mask, 4, AddedTokens(count=3))
+        check_entered_mask(mask, 4, EnteredTokens(count=3))
     assert caught.value.detail["expected"] == 3
     assert caught.value.http_status == 422
 
 
 def test_a_count_by_text_of_nothing_never_excuses_a_missing_mask() -> None:
     with pytest.raises(WrongMaskError, match="is missing"):
-        check_entered_mask(None, 2, AddedTokens(count=3, others=((CountMethod.TEXT, lambda: 0),)))
+        check_entered_mask(None, 2, EnteredTokens(count=3, others=((CountMethod.TEXT, lambda: 0),)))

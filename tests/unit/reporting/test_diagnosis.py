@@ -40,7 +40,7 @@ ALL_FAILED = FailedAttempts(failed=9, ended=9, code="device", of_code=5, message
 ALL_FAILED_TEXT = "Nothing succeeds: 9 of 9 attempts failed, 5 of them with device: adb is gone."
 COMMONEST = {
     GroupState.FAILED: CountedCause(causes.too_short(0, 4, Shortfall.TIMED_OUT), 2),
-    GroupState.FILTERED: CountedCause(causes.not_valid([0.0, 1.0], own=True), 4),
+    GroupState.FILTERED: CountedCause(causes.not_valid([0.0, 1.0], is_custom=True), 4),
 }
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),

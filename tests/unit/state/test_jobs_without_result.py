@@ -143,12 +143,12 @@ async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> No
     await run(quick, job, ScriptedGenerator(lambda episode: 1.0))
     found = quick.job(job.job_id)
     assert found.state is JobState.FINISHED
-    assert found.cause == f"all 3 groups were filtered: {not_valid([1.0, 1.0], own=False).message}"
+    assert found.cause == f"all 3 groups were filtered: {not_valid([1.0, 1.0], is_custom=False).message}"
     assert "gave nothing to train on: all 3 groups were filtered" in explanation(quick, job.job_id)["nothing_delivered"]
 
 
 @pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])
 def test_a_job_names_the_commonest_cause_and_of_how_many_groups_it_is(count: int, of_them: str) -> None:
-    most = CountedCause(not_valid([1.0, 1.0], own=False), count)
+    most = CountedCause(not_valid([1.0, 1.0], is_custom=False), count)
     _, cause = ending_of({GroupState.FILTERED: 3}, {GroupState.FILTERED: most}, None)
     assert cause.message == f"all 3 groups were filtered{of_them}: {most.cause.message}"

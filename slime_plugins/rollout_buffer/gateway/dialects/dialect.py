@@ -34,10 +34,10 @@ class ReplyEvents(Protocol):
 class Dialect:
     """Functions that convert the requests of one API to chat requests and images, and encode its replies and errors.
 
-    ``read`` returns a request as the body of a chat request, and the images that ``extract_images`` has left in it. Its
-    second argument has the messages of the turn that ``previous_turn`` names by session and turn name. ``encode``
-    encodes the reply to a request, ``events`` makes the encoder of a streamed reply. ``client_names`` has the fields of
-    chat requests that the dialect names otherwise, with their names there.
+    ``read`` returns a request as the body of a chat request, and the images that ``extract_images`` did not take out
+    of it. Its second argument has the messages of the turn that ``previous_turn`` names by session and turn name.
+    ``encode`` encodes the reply to a request, ``events`` makes the encoder of a streamed reply. ``client_names`` are
+    the dialect's own names of fields, by the names of chat requests, where the two differ.
     """
 
     read: Callable[[Body, Sequence[Message]], tuple[Body, Mapping[str, Image]]]
@@ -73,7 +73,7 @@ MESSAGES = Dialect(
 
 def dialect_of(path: str) -> Dialect | None:
     """Returns the dialect of a route; None for the routes of programs that run agents."""
-    if path.endswith("/messages") or "/messages/" in path:
+    if path.endswith("/messages") or "/messages/" in path:  # also /messages/count_tokens
         return MESSAGES
     if path.endswith("/responses"):
         return RESPONSES

@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.recording.turns import Turn as RecordedTurn
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
 from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod, Tools, prompt_by_text, reply_key
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import AddedTokens
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import EnteredTokens
 from slime_plugins.rollout_buffer.types import Message
 from slime_plugins.rollout_buffer.wire import common_prefix_length
 
@@ -72,13 +72,13 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedTurn:
-    """The next turn: its prompt, and the tokens added to the sequence before it.
+    """The next turn: its prompt, and the tokens that enter the sequence before it.
 
     ``conversation`` has the messages of the prompt, with our own replies as we sent them.
     """
 
     prompt: Prompt
-    entered: AddedTokens
+    entered: EnteredTokens
     conversation: Conversation
     tools: Tools
 
@@ -175,12 +175,12 @@ class TrainerSession:
 
     @property
     def response_ids(self) -> list[int]:
-        """All ids after the first prompt, in order: sampled ids, and the ids added in between."""
+        """All ids after the first prompt, in order: sampled ids, and the ids that entered in between."""
         return [token_id for turn in self.turns for token_id in (*turn.entered_ids, *turn.reply.output_ids)]
 
     @property
     def response_mask(self) -> list[int]:
-        """1 for each sampled token of ``response_ids``, 0 for each added one."""
+        """1 for each sampled token of ``response_ids``, 0 for each entered one."""
         return [
             value
             for turn in self.turns
@@ -189,7 +189,7 @@ class TrainerSession:
 
     @property
     def response_log_probs(self) -> list[float]:
-        """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for added ones."""
+        """The engine's log-prob of each sampled token of ``response_ids``, 0.0 for entered ones."""
         return [value for turn in self.turns for value in (*([0.0] * len(turn.entered_ids)), *turn.log_probs)]
 
     @property
@@ -222,23 +222,23 @@ class TrainerSession:
 async def plan_turn(
     session: TrainerSession, messages: Sequence[Message], tools: Tools, *, text_counts: bool
 ) -> PlannedTurn:
-    """Computes the next prompt and its added tokens. Changes nothing.
+    """Computes the next prompt and its entered tokens. Changes nothing.
 
     Raises:
         InvalidPayloadError: the template refuses the messages.
     """
     conversation = _with_our_replies(session, read_conversation(list(messages)))
     prompt = await build_prompt(session.recording, digest(tools), conversation, session.tokens, tools)
-    entered = AddedTokens(count=0)
+    entered = EnteredTokens(count=0)
     if session.turns:
         held = session.held_ids
         kept = common_prefix_length(held, prompt.ids)
         is_edited = kept < len(held)
-        how = f" (the context was edited: of {len(held)} tokens held, {kept} are left)" if is_edited else ""
+        note = f" (the context was edited: of {len(held)} tokens held, {kept} are left)" if is_edited else ""
         others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
         if text_counts:
             others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools, is_edited=is_edited)),)
-        entered = AddedTokens(count=len(prompt.ids) - kept, how=how, others=others)
+        entered = EnteredTokens(count=len(prompt.ids) - kept, note=note, others=others)
     return PlannedTurn(prompt=prompt, entered=entered, conversation=conversation, tools=tools)
 
 
