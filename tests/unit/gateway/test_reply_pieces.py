@@ -209,3 +209,7 @@ def test_texts_and_thoughts_that_are_parted_are_joined_by_a_line_break() -> None
     text = f"<think>a </think> one <think> b</think>{CODER} two {CODER}\n"
     message = gateway_message(text, tools=TOOLS, separate_reasoning=True)
     assert (message["content"], message["reasoning_content"]) == ("one\ntwo", "a\nb")
+
+
+def test_the_beginning_of_a_stop_sequence_at_the_end_of_a_reply_stays_text() -> None:
+    assert gateway_message("one ST", messages=[], stop="STOP")["content"] == "one ST"
