@@ -62,9 +62,9 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
     shares = played_shares(args, samples)
     normalized = []
     for position, (sample, reward) in enumerate(zip(samples, raw_rewards, strict=True)):
-        middle, scale = baselines.get(sample.group_index, (0.0, 0.0))
+        baseline, scale = baselines.get(sample.group_index, (0.0, 0.0))
         share = shares.get(trajectory_key(sample, position), 1.0)
-        normalized.append(0.0 if sample.remove_sample else (reward - middle) * scale / share)
+        normalized.append(0.0 if sample.remove_sample else (reward - baseline) * scale / share)
     return raw_rewards, summable(normalized)
 
 
@@ -159,11 +159,11 @@ def give_turn_advantages(args: Any, samples: Sequence[Sample]) -> None:
     shares = played_shares(args, samples)
     for group in _groups_with_turns(samples):
         returns = list(_returns(group).values())
-        middle, scale = group_baseline(returns, by_std=divides_by_std(args)) if normalizes(args) else (0.0, 1.0)
+        baseline, scale = group_baseline(returns, by_std=divides_by_std(args)) if normalizes(args) else (0.0, 1.0)
         rows = _trained_rows(group)
         for key, sample in group:
             share = shares.get(key, 1.0)
-            of_trained = summable([(value - middle) * scale / share for value in _token_returns(sample)])
+            of_trained = summable([(value - baseline) * scale / share for value in _token_returns(sample)])
             advantages = laid_out(sample.loss_mask or [], of_trained, 0.0)
             sample.index = RowName.with_advantages(sample.index, advantages, rows=rows[key])
 
@@ -211,25 +211,25 @@ def _of_this_rank(values: Any, rollout_data: Mapping[str, Any], number: int) -> 
     return import_module("slime.backends.megatron_utils.cp_utils").slice_log_prob_with_cp(values, *lengths)
 
 
-Keyed = tuple[Any, Sample]
+RowOfTrajectory = tuple[Any, Sample]
 """A row with the key of its trajectory."""
 
 
-def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[Keyed]]:
+def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[RowOfTrajectory]]:
     """Yields the played rows of each group in which a trajectory has rewards of turns."""
-    groups: dict[Any, list[Keyed]] = {}
+    groups: dict[Any, list[RowOfTrajectory]] = {}
     for position, sample in enumerate(samples):
         if not sample.remove_sample:
             groups.setdefault(sample.group_index, []).append((trajectory_key(sample, position), sample))
     yield from (rows for rows in groups.values() if any(_turn_returns(sample) is not None for _, sample in rows))
 
 
-def _returns(group: Sequence[Keyed]) -> dict[Any, Sequence[float]]:
+def _returns(group: Sequence[RowOfTrajectory]) -> dict[Any, Sequence[float]]:
     """Returns the returns of each trajectory's turns; without rewards of turns, its reward as one turn."""
     return {key: _turn_returns(sample) or [_reward(sample)] for key, sample in group}
 
 
-def _trained_rows(group: Sequence[Keyed]) -> dict[Any, int]:
+def _trained_rows(group: Sequence[RowOfTrajectory]) -> dict[Any, int]:
     """Counts the rows of each trajectory that have a trained token."""
     rows: dict[Any, int] = {}
     for key, sample in group:

@@ -432,18 +432,18 @@ def align_with_expanded(
     mask: list[int] = []
     at = 0
     while at < len(token_ids):
-        here = len(mask)  # the index in ``expanded`` that belongs to ``at`` in ``token_ids``
+        expanded_at = len(mask)
         if token_ids[at] in placeholders:
-            length, expanded_length = _equal_from(token_ids, at), _equal_from(expanded, here)
-            if here >= len(expanded) or expanded[here] != token_ids[at] or expanded_length < length:
-                raise ValueError(f"input_ids have no image at {here}, where the rendered conversation has one")
+            length, expanded_length = _equal_from(token_ids, at), _equal_from(expanded, expanded_at)
+            if expanded_at >= len(expanded) or expanded[expanded_at] != token_ids[at] or expanded_length < length:
+                raise ValueError(f"input_ids have no image at {expanded_at}, where the rendered conversation has one")
             mask += [0] * expanded_length
             at += length
         else:
             later = range(at, len(token_ids))
             end = next((index for index in later if token_ids[index] in placeholders), len(token_ids))
-            if list(expanded[here : here + end - at]) != list(token_ids[at:end]):
-                raise ValueError(f"input_ids differ from the rendered conversation at or after token {here}")
+            if list(expanded[expanded_at : expanded_at + end - at]) != list(token_ids[at:end]):
+                raise ValueError(f"input_ids differ from the rendered conversation at or after token {expanded_at}")
             mask += loss_mask[at:end]
             at = end
     if len(mask) != len(expanded):
