@@ -16,11 +16,7 @@ from slime_plugins.rollout_buffer.generator.context_editing import history as hi
 from slime_plugins.rollout_buffer.generator.context_editing.history import Deletion, History
 from slime_plugins.rollout_buffer.generator.context_editing_generator import create_generator
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Message,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Message, Trajectory
 from tests import demo_tokens
 from tests.episode_requests import episode_of
 

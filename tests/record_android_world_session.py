@@ -17,9 +17,7 @@ import grpc
 from android_env.proto import emulator_controller_pb2, emulator_controller_pb2_grpc
 
 from rollout_buffer_lab.simulated_phone.interfaces.exchanges import ExchangeRecorder
-from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
-    make_simulated_sdk,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import make_simulated_sdk
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton

@@ -12,10 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from rollout_buffer_lab.simulated_phone.phone import (
-    SimulatedPhone,
-    SimulatedPhoneConfig,
-)
+from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone, SimulatedPhoneConfig
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind

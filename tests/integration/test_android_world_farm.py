@@ -23,10 +23,7 @@ import pytest
 from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_samples, trainer_args
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultTrigger
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
-    SimulatedSdk,
-    make_simulated_sdk,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import SimulatedSdk, make_simulated_sdk
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import Part, Script, engine_with, task_params

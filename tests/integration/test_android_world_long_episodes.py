@@ -22,9 +22,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import generate_body
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.types import (
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import WrittenItem, decode_written_item, encode_body
 from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode, use_local_phones

@@ -19,10 +19,7 @@ from pathlib import Path
 import pytest
 
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
-from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import (
-    SimulatedSdk,
-    make_simulated_sdk,
-)
+from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import SimulatedSdk, make_simulated_sdk
 from slime_plugins.rollout_buffer.devices.device_process import DeviceProcess
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings

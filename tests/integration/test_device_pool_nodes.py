@@ -22,10 +22,7 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job
 from slime_plugins.rollout_buffer.storage.store import Store
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Trajectory
 from tests.integration.ray_processes import ON_RAY, RayProcess, local_ray, phones, pool_at
 from tests.support import plugin_of, slot_counts, start_played, trajectory
 

@@ -17,11 +17,7 @@ from slime_plugins.rollout_buffer.generator.remote_rollout_generator import Remo
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Outcome,
-    StopReason,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Outcome, StopReason
 from tests.episode_requests import episode_of
 from tests.remote_rollout_serving import ANSWER, CALL, demo_tokenizer, served
 

@@ -17,11 +17,7 @@ from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.bodies import RolloutBody
 from slime_plugins.rollout_buffer.remote_rollout.main import running
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
-from slime_plugins.rollout_buffer.remote_rollout.settings import (
-    AgentSettings,
-    RemoteRolloutSettings,
-    TrainerSettings,
-)
+from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, RemoteRolloutSettings, TrainerSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import FunctionToolSession
 from slime_plugins.rollout_buffer.serve_settings import build_settings
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine

@@ -22,9 +22,7 @@ from slime_plugins.rollout_buffer.storage.tables.attempt_rows import attempts_by
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord, as_group
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import (
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire import job_settings
 from tests.example_counts import examples
 from tests.support import poll, slot_counts, start_played, trajectory, uids

@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.cli.commands import (
 )
 from slime_plugins.rollout_buffer.cli.common import EXIT_CODES, CommandLine, ExitCode, errors
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.install_hints import OUR_DISTRIBUTION
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
@@ -80,10 +81,10 @@ def _print_version(wanted: bool) -> None:
         import importlib.metadata
 
         try:
-            typer.echo(f"rollout-buffer {importlib.metadata.version('slime-rollout-buffer')}")
-        except importlib.metadata.PackageNotFoundError as error:
-            typer.echo("rollout-buffer, not installed: see the version of its checkout")
-            raise typer.Exit from error
+            version = f" {importlib.metadata.version(OUR_DISTRIBUTION)}"
+        except importlib.metadata.PackageNotFoundError:
+            version = ", not installed: see the version of its checkout"
+        typer.echo(f"rollout-buffer{version}")
         raise typer.Exit
 
 
@@ -111,8 +112,9 @@ extensions.register(app)  # last: an extension replaces no command of this proje
 
 
 def main() -> None:
+    """Runs the command of ``sys.argv``, and exits with its code."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
+        if getattr(sys, name) is None:  # the caller has closed it: what is printed there is dropped
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - open to the end
     try:
         app()

@@ -23,13 +23,15 @@ _COLORS = {
     GroupState.FAILED: "red",
     GroupState.SKIPPED: "dim",
 }
-
-
 _UNUSABLE_STATES = ("quarantined", "booting")
+"""States of devices that are shown one by one, with their last error."""
 
 
 def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Renders each job: a bar, its slots by state, and the causes of filtered and failed groups."""
+    """Renders each job: a bar, its slots by state, and the causes of filtered and failed groups.
+
+    A job is a reply of ``GET /jobs/<id>``, with that of ``GET /jobs/<id>/explanation`` as ``now`` if it was read.
+    """
     if not jobs:
         return Text("no open job")
     return Group(*(_job(job) for job in jobs))
@@ -38,17 +40,21 @@ def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _job(job: Mapping[str, Any]) -> RenderableType:
     slots = job["slots"]
     closed = slots["submitted"] - slots["open"]
+    now = job.get("now") or {}
+    style = _bar_style(job["state"], now)
+    bar = ProgressBar(total=slots["submitted"], completed=closed, width=40, complete_style=style, finished_style=style)
     grid = Table.grid(padding=(0, 1))
-    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), ProgressBar(total=slots["submitted"], completed=closed, width=40, complete_style=_bar_style(job), finished_style=_bar_style(job)), Text(f"{closed}/{slots['submitted']} slots closed"))  # fmt: skip  # noqa: E501 - one row
-    lines: list[RenderableType] = [grid, _accounting(slots), *_now(job.get("now") or {})]
-    explained = "".join(entry["message"] for entry in (job.get("now") or {}).get("explanation", ()))
-    first, _, traceback = job["cause"].partition("\n")
-    if first and first not in explained:
-        lines.append(Text(f"  cause: {first}", style="red"))
+    progress = Text(f"{closed}/{slots['submitted']} slots closed")
+    grid.add_row(Text(job["job_id"], style="bold"), Text(job["state"]), bar, progress)
+    lines: list[RenderableType] = [grid, _accounting(slots), *_now(now)]
+    explained = "".join(entry["message"] for entry in now.get("explanation", ()))
+    cause, _, traceback = job["cause"].partition("\n")
+    if cause and cause not in explained:
+        lines.append(Text(f"  cause: {cause}", style="red"))
     if traceback:
         lines.append(Text(traceback, style="red"))
     for state, causes in job["causes"].items():
-        lines.extend(Text(f"  {state}: {count} × {cause}", style="dim") for cause, count in causes.items())
+        lines.extend(Text(f"  {state}: {count} × {why}", style="dim") for why, count in causes.items())
     lines.extend(_bias(job.get("bias") or ()))
     report = job.get("devices")
     if report and report["devices"] and job["state"] in OPEN_STATES:  # a job that has ended has returned its devices
@@ -56,14 +62,14 @@ def _job(job: Mapping[str, Any]) -> RenderableType:
     return Group(*lines)
 
 
-def _bar_style(job: Mapping[str, Any]) -> str:
+def _bar_style(state: str, now: Mapping[str, Any]) -> str:
     """Returns red for a job that failed, or that delivers nothing until an operator acts."""
-    stopped = any(entry["severity"] == "stopped" for entry in (job.get("now") or {}).get("explanation", ()))
-    return "red" if stopped or job["state"] == "failed" else "green"
+    stopped = any(entry["severity"] == "stopped" for entry in now.get("explanation", ()))
+    return "red" if stopped or state == "failed" else "green"
 
 
 def _bias(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Returns a line with the share of groups trained, by quarter of duration."""
+    """Returns a line with the share of members that were trained, by quarter of duration; none for a single quarter."""
     shares = [f"{row['name']} {row['trained'] / row['submitted']:.0%}" for row in rows if row["by"] == "duration"]
     return [Text(f"  trained, by duration: {', '.join(shares)}", style="dim")] if len(shares) > 1 else []
 
@@ -72,7 +78,7 @@ _SEVERITY_STYLES = {"ok": "green", "wait": "yellow", "attention": "yellow", "sto
 
 
 def _now(now: Mapping[str, Any]) -> list[Text]:
-    """Returns the explanations of the job, then the results of its latest episodes."""
+    """Returns the explanations of the job, its concurrency, and the results of its latest episodes."""
     lines = []
     for entry in now.get("explanation", ()):
         lines.append(Text(f"  {entry['message']}", style=_SEVERITY_STYLES.get(entry["severity"], "")))

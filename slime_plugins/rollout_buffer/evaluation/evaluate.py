@@ -1,8 +1,8 @@
-"""A stand-alone evaluation: a task list, several attempts for each task, and a report. ``rollout-buffer eval``.
+"""A stand-alone evaluation: a task list, several samples of each task, and a report. ``rollout-buffer eval``.
 
 The task list becomes an evaluation job of a rollout buffer (one in the output folder, or a given one), whose runner
-plays it, retries failed attempts, and stores every trajectory. An evaluation that was killed attaches to its job and
-continues with the open slots.
+plays it, retries failed attempts, and stores every trajectory. A sample is the trajectory that fills a slot. An
+evaluation that was interrupted or killed attaches to its job and continues with the open slots.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ParamSpec, TypeVar
 
 import requests
 
@@ -33,41 +33,47 @@ from slime_plugins.rollout_buffer.evaluation.plan import (
     read_tasks,
     tokenizer_for,
 )
-from slime_plugins.rollout_buffer.evaluation.report import AttemptRecord, TaskRecord, build_report
+from slime_plugins.rollout_buffer.evaluation.report import SampleRecord, TaskRecord, build_report
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
+from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.serve_settings import token_from_environment
+from slime_plugins.rollout_buffer.storage.data_dir import OWNER_LOCK
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.trainer.settings import DEFAULT_LEASE_S
-from slime_plugins.rollout_buffer.types import Instance, Outcome
+from slime_plugins.rollout_buffer.types import Instance, JobState, Outcome
 
 REPORT_FILE = "report.json"
+PAUSED_FILE = "paused"
+"""Exists from an interrupted call, which pauses the job, to the next call, which resumes it."""
 BUFFER_FOLDER = "buffer"
 POLL_INTERVAL_S = 0.5
-START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 40.0
-LET_GO_TIMEOUT_S = 60.0
-"""How long the processes of a killed call may take to release the folder."""
+BUFFER_START_TIMEOUT_S = 120.0
+BUFFER_STOP_TIMEOUT_S = 40.0
+RELEASE_TIMEOUT_S = 60.0
+"""How long the buffer of a killed call may take to release the output folder."""
 SILENCE_TIMEOUT_S = 120.0
-PAGE = 500
+"""A buffer that answers no call for so long ends the evaluation."""
+TRAJECTORIES_PER_PAGE = 500
 MAX_GROUPS_PER_POLL = 64
-OPEN = ("running", "paused")
 
 logger = logging.getLogger(__name__)
 
 Watch = Callable[[Mapping[str, Any]], None]
 Report = dict[str, Any]
+P = ParamSpec("P")
+Reply = TypeVar("Reply")
 
 
 class EvaluationError(RolloutBufferError):
-    """The evaluation cannot continue. Played slots stay stored."""
+    """The evaluation cannot continue. Played slots stay stored; ``detail["report"]``, if present, covers them."""
 
     code = "evaluation"
 
 
-class EvaluationStoppedError(RolloutBufferError):
-    """Interrupted by the user. ``detail["report"]`` covers the slots played until then."""
+class EvaluationStoppedError(EvaluationError):
+    """Interrupted by the user."""
 
     code = "evaluation_stopped"
 
@@ -75,115 +81,204 @@ class EvaluationStoppedError(RolloutBufferError):
 def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lambda job: None) -> Report:
     """Plays the open slots and returns the report, which is also written to ``report.json``.
 
-    ``watch`` is called with the reply of ``GET /jobs/<id>`` about twice a second.
+    ``watch`` is called with the reply of ``GET /jobs/<id>`` about twice a second. A job that an operator pauses stays
+    paused, and is waited for.
 
     Raises:
         ConfigError: a setting is invalid, or the folder belongs to another evaluation or to a running one.
         EngineError: the engine does not answer.
-        EvaluationError: the job failed or was cancelled, or the buffer does not start.
-        EvaluationStoppedError: Ctrl-C or SIGTERM; the same call continues.
+        EvaluationError: the job failed or was cancelled, or the buffer does not start or does not answer any more.
+        EvaluationStoppedError: Ctrl-C or SIGTERM; the job is paused until the same call continues it.
     """
     settings.output.mkdir(parents=True, exist_ok=True)
-    with _locked_output(settings.output):
-        tasks = read_tasks(settings)
-        engine = ask_engine(settings)
-        plan = open_plan(settings, tasks, engine)
-        tokenizer = tokenizer_for(settings, engine)
-        payload = job_payload(settings, plan, tasks, tokenizer)
-        with _buffer(settings, tokenizer) as client:
-            client.start_rollout({key: value for key, value in payload.items() if value is not None or key in NULLABLE})
-            job = _play(settings, client, plan, tasks, ks, watch)
-            report = _report(settings, client, plan, tasks, job, ks)
-            _write(settings.output / REPORT_FILE, report)
-            if settings.buffer_url is not None:
-                _take_delivery(client, plan.job_id)
-    return report
-
-
-NULLABLE = frozenset({"max_groups_ahead", "pause_when_idle_s"})
-"""Settings for which null means no limit."""
-
-
-# --- playing ---------------------------------------------------------------------------------------------------------
-
-
-def _play(
-    settings: EvaluationSettings,
-    client: RolloutBufferClient,
-    plan: Plan,
-    tasks: Sequence[Instance],
-    ks: Sequence[int],
-    watch: Watch,
-) -> Mapping[str, Any]:
-    """Waits for the end of the job; an interrupt writes the report of the played slots."""
     try:
-        return _follow(client, plan.job_id, watch)
-    except KeyboardInterrupt as error:
-        report = _report(settings, client, plan, tasks, client.job(plan.job_id), ks)
-        _write(settings.output / REPORT_FILE, report)
+        with _locked_output(settings.output):
+            tasks = read_tasks(settings)
+            engine = ask_engine(settings)
+            plan = open_plan(settings, tasks, engine)
+            tokenizer = tokenizer_for(settings, engine)
+            payload = job_payload(settings, plan, tasks, tokenizer)
+            with _served_buffer(settings, tokenizer) as url:
+                client = RolloutBufferClient(url, token=token_from_environment())
+                evaluation = _Evaluation(settings, plan, tasks, ks, client, url)
+                return evaluation.play(payload, watch)
+    except KeyboardInterrupt as error:  # before the job was started, or for the second time
+        raise EvaluationStoppedError("stopped; played slots are stored, and the same command continues") from error
+
+
+# --- the job ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluation:
+    """An evaluation whose buffer answers at ``url``."""
+
+    settings: EvaluationSettings
+    plan: Plan
+    tasks: Sequence[Instance]
+    ks: Sequence[int]
+    client: RolloutBufferClient
+    url: str
+
+    def play(self, payload: Mapping[str, Any], watch: Watch) -> Report:
+        """Plays the job to its end, and writes the report, also if the job fails or is interrupted."""
+        try:
+            self._start(payload)
+            job = self._follow(watch)
+        except KeyboardInterrupt as error:
+            raise self._stopped() from error
+        report = self._write_report(job)
+        if self.settings.buffer_url is not None:
+            self._take_deliveries()
+        if job["state"] != JobState.FINISHED:
+            reason = job["cause"] or "no reason was given"
+            raise EvaluationError(f"the job is {job['state']}: {reason}", {"report": report})
+        return report
+
+    def _start(self, payload: Mapping[str, Any]) -> None:
+        """Starts the job or attaches to it, and resumes it if an interrupted call has paused it."""
+        try:
+            self.client.start_rollout(payload)
+        except KeyboardInterrupt:
+            # The request may still be under way. After a second one the job certainly exists, and can be paused.
+            self.client.start_rollout(payload)
+            raise
+        paused_file = self.settings.output / PAUSED_FILE
+        if paused_file.exists():
+            if _answer_of(self.client.job, self.plan.job_id)["state"] == JobState.PAUSED:
+                _answer_of(self.client.resume, self.plan.job_id)
+            paused_file.unlink()
+
+    def _follow(self, watch: Watch) -> Mapping[str, Any]:
+        """Waits for the end of the job, and returns its last description. Logs each pause; does not resume it."""
+        job_id, was_paused = self.plan.job_id, False
+        while True:
+            job = _answer_of(self.client.job, job_id)
+            watch(job)
+            if job["state"] not in OPEN_STATES:
+                return job
+            is_paused = job["state"] == JobState.PAUSED
+            if is_paused and not was_paused:
+                advice = f"rollout-buffer status {job_id} --url {self.url} says what resumes it"
+                logger.warning("the job is paused (%s): %s", job["cause"] or "by request", advice)
+            was_paused = is_paused
+            time.sleep(POLL_INTERVAL_S)
+
+    def _stopped(self) -> EvaluationStoppedError:
+        """Pauses the job, and writes the report on the slots that were played until now."""
+        job = self._pause()
+        report = self._write_report(job)
         slots = report["slots"]
-        raise EvaluationStoppedError(
-            f"stopped with {slots['played']} of {slots['planned']} slots played; they are stored in "
-            f"{settings.output}, and the same command continues",
+        store = self.settings.output if self.settings.buffer_url is None else f"the buffer at {self.url}"
+        return EvaluationStoppedError(
+            f"stopped with {slots['played']} of {slots['planned']} slots played; they are stored in {store}, job "
+            f"{self.plan.job_id} is {job['state']}, and the same command continues",
             {"report": report},
-        ) from error
+        )
+
+    def _pause(self) -> Mapping[str, Any]:
+        """Pauses the job until the next call, unless it has ended or an operator has paused it; returns it."""
+        job = _answer_of(self.client.job, self.plan.job_id)
+        # A job whose engine is away would resume by itself.
+        if job["state"] != JobState.RUNNING and job["cause_code"] != CauseCode.ENGINE_AWAY:
+            return job
+        (self.settings.output / PAUSED_FILE).touch()
+        return _answer_of(self.client.drain, self.plan.job_id, stop=True)
+
+    def _take_deliveries(self) -> None:
+        """Takes and acknowledges the job's groups on a given buffer, where nobody else would take them."""
+        while True:
+            data = _answer_of(
+                self.client.get_rollout_data,
+                job_id=self.plan.job_id,
+                max_groups=MAX_GROUPS_PER_POLL,
+                lease_s=DEFAULT_LEASE_S,
+                images="hash",
+            )
+            if data.delivery_id is None:
+                return
+            _answer_of(self.client.ack, [data.delivery_id])
+
+    def _write_report(self, job: Mapping[str, Any]) -> Report:
+        """Writes and returns the report on the trajectories that are stored now; ``job`` is the job's description."""
+        client, job_id = self.client, self.plan.job_id
+        samples, aborted_count = _samples(client, job_id, self.settings.success_threshold)
+        records = [_task_record(task, self.settings.group_by) for task in self.tasks]
+        failed = {name: count for name, count in job["attempts"].items() if name.startswith("failed:")}
+        failed_attempts = {name.removeprefix("failed:"): count for name, count in failed.items()}
+        if aborted_count:
+            failed_attempts[Outcome.ABORTED.value] = aborted_count
+        report = {
+            "job_id": job_id,
+            "work": dict(self.plan.work),
+            "began_at": job["created_at"],
+            "finished_at": job["finished_at"],
+            **build_report(
+                _with_apps(client, job_id, records, samples),
+                samples,
+                samples_per_task=self.settings.samples_per_task,
+                ks=self.ks,
+                failed_attempts=failed_attempts,
+                complete=job["state"] == JobState.FINISHED,
+            ),
+        }
+        partial = self.settings.output / f"{REPORT_FILE}.partial"
+        partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(self.settings.output / REPORT_FILE)
+        return report
 
 
-def _follow(client: RolloutBufferClient, job_id: str, watch: Watch) -> Mapping[str, Any]:
-    answered = time.monotonic()
+def _answer_of(call: Callable[P, Reply], *args: P.args, **kwargs: P.kwargs) -> Reply:
+    """Repeats a call until the buffer answers it: the supervisor restarts a server that crashed.
+
+    Raises:
+        EvaluationError: there was no answer for ``SILENCE_TIMEOUT_S``.
+    """
+    began = time.monotonic()
     while True:
         try:
-            job = client.job(job_id)
-            watch(job)
-            if job["state"] == "paused" and job["cause_code"] != CauseCode.ENGINE_AWAY:
-                client.resume(job_id)
-            answered = time.monotonic()
+            return call(*args, **kwargs)
         except (requests.RequestException, UnavailableError, BusyError) as error:
-            # The supervisor restarts a server that crashed.
-            if time.monotonic() - answered > SILENCE_TIMEOUT_S:
+            if time.monotonic() - began > SILENCE_TIMEOUT_S:
                 raise EvaluationError(f"the buffer does not answer any more: {error}") from error
-        else:
-            if job["state"] not in OPEN:
-                break
         time.sleep(POLL_INTERVAL_S)
-    if job["state"] != "finished":
-        raise EvaluationError(f"the job is {job['state']}: {job['cause'] or 'no reason was given'}")
-    return job
+
+
+# --- the buffer ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _locked_output(output: Path) -> Iterator[None]:
     """Locks the folder against a second call."""
     with (output / "evaluation.lock").open("w", encoding="utf-8") as lock:
-        if not _lock(lock, 0.0):
+        if not _lock(lock, timeout_s=0.0):
             raise ConfigError(f"another rollout-buffer eval uses {output}: wait for it, or give another --output")
         yield
 
 
 @contextmanager
-def _buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[RolloutBufferClient]:
-    """Yields a client of the given buffer, or of a buffer that is started for the time of the context."""
+def _served_buffer(settings: EvaluationSettings, tokenizer: str | None) -> Iterator[str]:
+    """Yields the URL of the given buffer, or of a buffer that is started for the time of the context."""
     if settings.buffer_url is not None:
-        yield RolloutBufferClient(settings.buffer_url, token=token_from_environment())
+        yield settings.buffer_url
         return
     port = free_port()
-    _wait_for_the_last_one(settings.output / BUFFER_FOLDER / "supervisor.lock")
+    _wait_until_released(settings.output / BUFFER_FOLDER)
     arguments = _serve_arguments(settings, tokenizer, port)
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "serve", *arguments]
     child = ChildProcess("buffer", command, log_file=settings.output / "buffer.log", environment=_environment(settings))
     try:
         url = f"http://127.0.0.1:{port}"
-        wait_until_healthy(child, f"{url}/health", timeout_s=START_TIMEOUT_S, error=EvaluationError)
-        yield RolloutBufferClient(url)
+        wait_until_healthy(child, f"{url}/health", timeout_s=BUFFER_START_TIMEOUT_S, error=EvaluationError)
+        yield url
     finally:
-        child.stop(STOP_TIMEOUT_S)
+        child.stop(BUFFER_STOP_TIMEOUT_S)
 
 
 def _serve_arguments(settings: EvaluationSettings, tokenizer: str | None, port: int) -> list[str]:
-    roots = Path(settings.tasks.partition("@[")[0]).resolve().parent
-    places = ["--data-dir", str(settings.output / BUFFER_FOLDER), "--data-root", str(roots)]
-    places += [] if tokenizer is None else ["--allow-tokenizer", tokenizer]
-    return ["--port", str(port), *places, *settings.serve_arguments]
+    folders = ["--data-dir", str(settings.output / BUFFER_FOLDER), "--data-root", str(settings.tasks_file.parent)]
+    folders += [] if tokenizer is None else ["--allow-tokenizer", tokenizer]
+    return ["--port", str(port), *folders, *settings.serve_arguments]
 
 
 def _environment(settings: EvaluationSettings) -> dict[str, str]:
@@ -191,16 +286,17 @@ def _environment(settings: EvaluationSettings) -> dict[str, str]:
     return {**settings.environment, **key}
 
 
-def _wait_for_the_last_one(lock_file: Path) -> None:
-    """Waits for the supervisor of a killed call, which the kernel has sent SIGTERM."""
-    if not lock_file.exists():
+def _wait_until_released(data_dir: Path) -> None:
+    """Waits for the end of the supervisor of a killed call; the kernel has sent it SIGTERM."""
+    if not (data_dir / OWNER_LOCK).exists():
         return
-    with lock_file.open("a", encoding="utf-8") as lock:
-        if not _lock(lock, LET_GO_TIMEOUT_S):
-            raise EvaluationError(f"a process still serves {lock_file.parent}: stop it, or wait, and call again")
+    with (data_dir / OWNER_LOCK).open("a", encoding="utf-8") as lock:
+        if not _lock(lock, RELEASE_TIMEOUT_S):
+            raise EvaluationError(f"a process still serves {data_dir}: stop it, or wait, and call again")
 
 
 def _lock(file: IO[str], timeout_s: float) -> bool:
+    """Locks a file; returns False if another process holds it for longer than ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -213,62 +309,26 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
             return True
 
 
-def _take_delivery(client: RolloutBufferClient, job_id: str) -> None:
-    """Takes and acknowledges the job's groups on a shared buffer, where nobody else would take them."""
+# --- the records of the report ---------------------------------------------------------------------------------------
+
+
+def _samples(client: RolloutBufferClient, job_id: str, success_threshold: float) -> tuple[list[SampleRecord], int]:
+    """Returns the samples, one for each filled slot, and the number of aborted trajectories."""
+    samples: dict[tuple[str, int], SampleRecord] = {}
+    aborted_count, cursor = 0, None
     while True:
-        data = client.get_rollout_data(
-            job_id=job_id, max_groups=MAX_GROUPS_PER_POLL, lease_s=DEFAULT_LEASE_S, images="hash"
-        )
-        if data.delivery_id is None:
-            return
-        client.ack([data.delivery_id])
-
-
-# --- the report ------------------------------------------------------------------------------------------------------
-
-
-def _report(
-    settings: EvaluationSettings,
-    client: RolloutBufferClient,
-    plan: Plan,
-    tasks: Sequence[Instance],
-    job: Mapping[str, Any],
-    ks: Sequence[int],
-) -> Report:
-    attempts, broken = _attempts(settings, client, plan.job_id)
-    records = _with_apps(client, plan.job_id, [_task_record(task, settings.group_by) for task in tasks], attempts)
-    failed = {name.removeprefix("failed:"): count for name, count in job["attempts"].items() if "failed:" in name}
-    report = build_report(
-        records,
-        attempts,
-        samples_per_task=settings.samples_per_task,
-        ks=ks,
-        failed_tries={**failed, **({Outcome.ABORTED.value: broken} if broken else {})},
-        complete=job["state"] == "finished",
-    )
-    began, ended = job["created_at"], job["finished_at"]
-    return {"job_id": plan.job_id, "work": dict(plan.work), "began_at": began, "finished_at": ended, **report}
-
-
-def _attempts(
-    settings: EvaluationSettings, client: RolloutBufferClient, job_id: str
-) -> tuple[list[AttemptRecord], int]:
-    """Returns the complete attempts, one for each slot, and the number of aborted attempts."""
-    found: dict[tuple[str, int], AttemptRecord] = {}
-    aborted, cursor = 0, None
-    while True:
-        page = client.trajectories(job_id=job_id, limit=PAGE, cursor=cursor)
+        page = _answer_of(client.trajectories, job_id=job_id, limit=TRAJECTORIES_PER_PAGE, cursor=cursor)
         for entry in page["trajectories"]:
             if entry["late"]:
                 continue
             if entry["outcome"] == Outcome.ABORTED:
-                aborted += 1
+                aborted_count += 1
                 continue
             versions = _versions(client, job_id, entry)
-            found[entry["instance_id"], int(entry["slot"])] = _attempt(entry, settings.success_threshold, versions)
+            samples[entry["instance_id"], int(entry["slot"])] = _sample_record(entry, success_threshold, versions)
         cursor = page["next_cursor"]
         if cursor is None:
-            return list(found.values()), aborted
+            return list(samples.values()), aborted_count
 
 
 def _versions(client: RolloutBufferClient, job_id: str, entry: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -278,18 +338,20 @@ def _versions(client: RolloutBufferClient, job_id: str, entry: Mapping[str, Any]
         return None
     if entry["versions_behind"] == 0:  # no turn of the episode has a newer version
         return oldest, oldest
-    trajectory = client.trajectory(entry["uid"], job_id=job_id)
+    trajectory = _answer_of(client.trajectory, entry["uid"], job_id=job_id)
     return versions_of(wire.decode_generations(trajectory.get("generations"))) or (oldest, oldest)
 
 
-def _attempt(entry: Mapping[str, Any], threshold: float, versions: tuple[int, int] | None) -> AttemptRecord:
+def _sample_record(
+    entry: Mapping[str, Any], success_threshold: float, versions: tuple[int, int] | None
+) -> SampleRecord:
     success = entry["success"]
     reward = float(entry["reward"])
-    return AttemptRecord(
+    return SampleRecord(
         instance_id=entry["instance_id"],
         slot=int(entry["slot"]),
         uid=entry["uid"],
-        solved=(reward if success is None else float(success)) >= threshold,
+        solved=(reward if success is None else float(success)) >= success_threshold,
         reward=reward,
         outcome=entry["outcome"],
         stop_reason=entry["stop_reason"],
@@ -300,14 +362,15 @@ def _attempt(entry: Mapping[str, Any], threshold: float, versions: tuple[int, in
 
 
 def _task_record(task: Instance, group_by: Sequence[str]) -> TaskRecord:
+    """Returns the task's values of the categories; keys of its ``metadata`` come before keys of the line itself."""
     metadata = task.data.get("metadata")
-    facts = {**task.data, **metadata} if isinstance(metadata, Mapping) else dict(task.data)
-    groups = {name: _values(facts.get(name)) for name in dict.fromkeys(("app", "difficulty", *group_by))}
-    name = facts.get("task_name")
+    fields = {**task.data, **metadata} if isinstance(metadata, Mapping) else dict(task.data)
+    categories = {name: _values(fields.get(name)) for name in dict.fromkeys(("app", "difficulty", *group_by))}
+    task_name = fields.get("task_name")
     return TaskRecord(
         instance_id=task.instance_id,
-        task=None if name is None else str(name),
-        groups={group: values for group, values in groups.items() if values},
+        task=None if task_name is None else str(task_name),
+        groups={name: values for name, values in categories.items() if values},
     )
 
 
@@ -318,13 +381,13 @@ def _values(value: Any) -> tuple[str, ...]:
 
 
 def _with_apps(
-    client: RolloutBufferClient, job_id: str, tasks: Sequence[TaskRecord], attempts: Sequence[AttemptRecord]
+    client: RolloutBufferClient, job_id: str, tasks: Sequence[TaskRecord], samples: Sequence[SampleRecord]
 ) -> list[TaskRecord]:
-    """Adds the app from a trajectory of each task name, if the task list has none."""
-    uids = {attempt.instance_id: attempt.uid for attempt in attempts}
-    nameless = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
-    by_name = {task.task: uids[task.instance_id] for task in nameless if task.task is not None}
-    apps = {name: _apps(client.trajectory(uid, job_id=job_id)) for name, uid in by_name.items()}
+    """Adds the app to tasks whose line has none: from one sample of each task name, because the device knows it."""
+    uids = {sample.instance_id: sample.uid for sample in samples}
+    without_app = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
+    uid_of_name = {task.task: uids[task.instance_id] for task in without_app if task.task is not None}
+    apps = {name: _apps(_answer_of(client.trajectory, uid, job_id=job_id)) for name, uid in uid_of_name.items()}
     return [_with_app(task, apps.get(task.task or "", ())) for task in tasks]
 
 
@@ -337,9 +400,3 @@ def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
     extra_info = trajectory.get("extra_info")
     app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
     return tuple(name for name in str(app).split(",") if name) if app else ()
-
-
-def _write(path: Path, report: Report) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(path)

@@ -25,6 +25,9 @@ from slime_plugins.rollout_buffer.types import Instance
 PLAN_FILE = "evaluation.json"
 ENGINE_TIMEOUT_S = 10.0
 ANY_REWARD = (-1e12, 1e12)
+"""The reward range of an evaluation, which refuses no reward."""
+NULLABLE = frozenset({"max_groups_ahead", "pause_when_idle_s"})
+"""Settings for which null means no limit; other settings that are None are not sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,11 @@ class EvaluationSettings:
     serve_arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def tasks_file(self) -> Path:
+        """The file with the tasks, as an absolute path without a slice."""
+        return Path(split_slice(self.tasks)[0]).resolve()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFacts:
@@ -73,6 +81,7 @@ class Plan:
 
     job_id: str
     work: Mapping[str, Any]
+    """What is measured: the settings that must not change between calls."""
 
 
 def read_tasks(settings: EvaluationSettings) -> list[Instance]:
@@ -81,8 +90,7 @@ def read_tasks(settings: EvaluationSettings) -> list[Instance]:
     Raises:
         InputFileError: the list cannot be read, is empty, or has a line without an ``instance_id`` of its own.
     """
-    folder = Path(split_slice(settings.tasks)[0]).resolve().parent
-    return read_instances(_absolute(settings.tasks), [folder])
+    return read_instances(_absolute(settings), [settings.tasks_file.parent])
 
 
 def ask_engine(settings: EvaluationSettings) -> EngineFacts:
@@ -110,21 +118,23 @@ def open_plan(settings: EvaluationSettings, tasks: Sequence[Instance], engine: E
         partial.replace(path)
         return plan
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        job_id, known = str(held["job_id"]), dict(held["work"])
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        job_id, stored_work = str(stored["job_id"]), dict(stored["work"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; give another --output") from error
-    different = sorted(name for name in {*work, *known} if work.get(name) != known.get(name))
+    different = sorted(name for name in {*work, *stored_work} if work.get(name) != stored_work.get(name))
     if different:
         raise ConfigError(
-            f"{settings.output} belongs to another evaluation ({_differences(different, known, work)}): "
+            f"{settings.output} belongs to another evaluation ({_differences(different, stored_work, work)}): "
             "give another --output, or the original command"
         )
-    return Plan(job_id=job_id, work=known)
+    return Plan(job_id=job_id, work=stored_work)
 
 
-def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instance], tokenizer: str | None) -> Any:
-    """Returns the body of ``start_rollout``: an evaluation job without reward range and backpressure.
+def job_payload(
+    settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instance], tokenizer: str | None
+) -> dict[str, Any]:
+    """Returns the body of ``start_rollout``, for an evaluation job that takes any reward and waits for no trainer.
 
     Raises:
         ConfigError: an option is a key that the evaluation sets.
@@ -152,7 +162,8 @@ def job_payload(settings: EvaluationSettings, plan: Plan, tasks: Sequence[Instan
     clash = sorted(payload.keys() & settings.options.keys())
     if clash:
         raise ConfigError(f"--options may not set {', '.join(clash)}: the evaluation sets it")
-    return {**payload, **settings.options}
+    payload |= settings.options
+    return {key: value for key, value in payload.items() if value is not None or key in NULLABLE}
 
 
 def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | None:
@@ -167,17 +178,17 @@ def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | No
         return None
     if settings.tokenizer is not None:
         return str(settings.tokenizer.resolve())
-    named = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
-    if not named:
+    folders = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
+    if not folders:
         raise ConfigError(
             f"the engine's tokenizer ({engine.tokenizer or engine.model or 'unknown'}) is no folder of this machine: "
             "give --tokenizer FOLDER"
         )
-    return named[0]
+    return folders[0]
 
 
 def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> dict[str, Any]:
-    """Settings that must not change between calls. The engine's address may change, its model and weights not."""
+    """Returns the settings that must not change between calls. The engine's address is none of them."""
     lines = b"\n".join(orjson.dumps(task.data, option=orjson.OPT_SORT_KEYS) for task in tasks)
     return {
         "task_type": settings.task_type,
@@ -193,8 +204,8 @@ def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: Engin
     }
 
 
-def _differences(names: Sequence[str], known: Mapping[str, Any], work: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name}: {_short(known.get(name))} then, {_short(work.get(name))} now" for name in names[:4])
+def _differences(names: Sequence[str], then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {_short(then.get(name))} then, {_short(now.get(name))} now" for name in names[:4])
 
 
 def _short(value: Any) -> str:
@@ -202,15 +213,16 @@ def _short(value: Any) -> str:
 
 
 def _input(settings: EvaluationSettings, tasks: Sequence[Instance]) -> dict[str, Any]:
-    """The file for a local buffer; its lines for a given one, which may not have access to the file."""
+    """Returns the file; for a given buffer, which may not have access to the file, its lines."""
     if settings.buffer_url is None:
-        return {"input_file": _absolute(settings.tasks)}
+        return {"input_file": _absolute(settings)}
     return {"instances": [dict(task.data) for task in tasks]}
 
 
-def _absolute(tasks: str) -> str:
-    path = split_slice(tasks)[0]
-    return f"{Path(path).resolve()}{tasks[len(path) :]}"
+def _absolute(settings: EvaluationSettings) -> str:
+    """Returns ``tasks`` with an absolute path, and with its slice."""
+    path = split_slice(settings.tasks)[0]
+    return f"{settings.tasks_file}{settings.tasks[len(path) :]}"
 
 
 def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
@@ -239,11 +251,11 @@ def _ask_openai(settings: EvaluationSettings) -> EngineFacts:
         return EngineFacts(model=settings.model)
     data = _object(answer).get("data") if answer.status_code == 200 else None
     entries = data if isinstance(data, list) else []
-    names = [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
-    if len(names) != 1:
-        found = f"it has {', '.join(names[:8])}" if names else f"{settings.engine_url}/models lists none"
-        raise ConfigError(f"which model? Give --model ({found})")
-    return EngineFacts(model=names[0])
+    models = [str(entry["id"]) for entry in entries if isinstance(entry, dict) and "id" in entry]
+    if len(models) != 1:
+        listed = ", ".join(models[:8]) or "none"
+        raise ConfigError(f"which model? Give --model ({settings.engine_url}/models lists {listed})")
+    return EngineFacts(model=models[0])
 
 
 def _get(url: str, headers: Mapping[str, str]) -> requests.Response:

@@ -1,7 +1,8 @@
 """Pure: builds the report of an evaluation, and compares two reports.
 
-A slot without a complete attempt (device, engine or environment failed each time) is not a failure of the policy. It is
-left out of all rates and counted separately; ``success_failures_as_zero`` is the rate with such slots as unsolved.
+A sample is the trajectory that fills a slot. A slot without a sample (device, engine or environment failed in each
+attempt) is not a failure of the policy. It is left out of all rates and counted separately;
+``success_failures_as_zero`` is the rate with such slots as unsolved.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from slime_plugins.rollout_buffer.evaluation.statistics import mean_difference, 
 from slime_plugins.rollout_buffer.rules.trajectory_stats import mean_of_known
 
 FORMAT = 1
+"""Version of the report's keys."""
 Report = dict[str, Any]
 
 
@@ -29,8 +31,8 @@ class TaskRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptRecord:
-    """A complete attempt at a slot."""
+class SampleRecord:
+    """A sample of a task: the trajectory that fills a slot."""
 
     instance_id: str
     slot: int
@@ -47,19 +49,19 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A task with its attempts; ``planned`` is their planned number."""
+    """A line of the task list with its samples, and with the number of samples that were planned."""
 
     task: TaskRecord
-    attempts: Sequence[AttemptRecord]
+    samples: Sequence[SampleRecord]
     planned: int
 
     @property
     def solved(self) -> int:
-        return sum(attempt.solved for attempt in self.attempts)
+        return sum(sample.solved for sample in self.samples)
 
     @property
-    def share(self) -> float:
-        return self.solved / len(self.attempts)
+    def solved_share(self) -> float:
+        return self.solved / len(self.samples)
 
 
 def default_pass_at_ks(samples_per_task: int) -> list[int]:
@@ -70,42 +72,39 @@ def default_pass_at_ks(samples_per_task: int) -> list[int]:
 
 def build_report(
     tasks: Sequence[TaskRecord],
-    attempts: Iterable[AttemptRecord],
+    samples: Iterable[SampleRecord],
     *,
     samples_per_task: int,
     ks: Sequence[int],
-    failed_tries: Mapping[str, int],
+    failed_attempts: Mapping[str, int],
     complete: bool,
 ) -> Report:
     """Returns the report as JSON values.
 
     Args:
         tasks: every line of the task list, in order.
-        attempts: the completed attempt of each filled slot: the samples; at most ``samples_per_task`` for each task.
+        samples: the sample of each filled slot; at most ``samples_per_task`` for each task.
         samples_per_task: planned samples of each task.
         ks: the k of pass@k; a task with fewer than k samples is left out, and counted.
-        failed_tries: numbers of failed attempts by error code.
+        failed_attempts: numbers of failed attempts by error code.
         complete: True if every slot was played or given up.
     """
-    by_task: dict[str, list[AttemptRecord]] = defaultdict(list)
-    for attempt in attempts:
-        by_task[attempt.instance_id].append(attempt)
-    lines = [
-        _Line(task, sorted(by_task[task.instance_id], key=lambda attempt: attempt.slot), samples_per_task)
-        for task in tasks
-    ]
-    names = sorted({name for task in tasks for name in task.groups})
+    by_task: dict[str, list[SampleRecord]] = defaultdict(list)
+    for sample in sorted(samples, key=lambda sample: sample.slot):
+        by_task[sample.instance_id].append(sample)
+    lines = [_Line(task, by_task[task.instance_id], samples_per_task) for task in tasks]
+    categories = sorted({name for task in tasks for name in task.groups})
     return {
         "format": FORMAT,
         "complete": complete,
         **_summary(lines),
         "pass_at_k": {str(k): _pass_at(lines, k) for k in ks},
-        "failed_tries": dict(sorted(failed_tries.items())),
-        "weight_versions": _weight_versions([attempt for line in lines for attempt in line.attempts]),
-        "outcomes": _counted(line.attempts for line in lines),
-        "stop_reasons": _counted((line.attempts for line in lines), "stop_reason"),
+        "failed_tries": dict(sorted(failed_attempts.items())),
+        "weight_versions": _weight_versions([sample for line in lines for sample in line.samples]),
+        "outcomes": _counted(sample.outcome for line in lines for sample in line.samples),
+        "stop_reasons": _counted(sample.stop_reason for line in lines for sample in line.samples),
         "by_task": _grouped(lines, [() if task.task is None else (task.task,) for task in tasks]),
-        **{f"by_{name}": _grouped(lines, [task.groups.get(name, ()) for task in tasks]) for name in names},
+        **{f"by_{name}": _grouped(lines, [task.groups.get(name, ()) for task in tasks]) for name in categories},
         "instances": [_instance(line) for line in lines],
     }
 
@@ -116,17 +115,17 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
     Raises:
         ValueError: they have no task in common.
     """
-    ours, theirs = solved_shares(new), solved_shares(old)
-    common = [name for name in ours if name in theirs]
+    new_shares, old_shares = solved_shares(new), solved_shares(old)
+    common = [instance_id for instance_id in new_shares if instance_id in old_shares]
     if not common:
         raise ValueError("the two evaluations have no task in common that both played")
-    differences = [ours[name] - theirs[name] for name in common]
+    differences = [new_shares[instance_id] - old_shares[instance_id] for instance_id in common]
     return {
         "tasks": len(common),
-        "only_new": len(ours) - len(common),
-        "only_old": len(theirs) - len(common),
-        "new": statistics.fmean(ours[name] for name in common),
-        "old": statistics.fmean(theirs[name] for name in common),
+        "only_new": len(new_shares) - len(common),
+        "only_old": len(old_shares) - len(common),
+        "new": statistics.fmean(new_shares[instance_id] for instance_id in common),
+        "old": statistics.fmean(old_shares[instance_id] for instance_id in common),
         "difference": asdict(mean_difference(differences, seed)),
         "better": sum(difference > 0 for difference in differences),
         "equal": sum(difference == 0 for difference in differences),
@@ -135,28 +134,29 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
 
 
 def _summary(lines: Sequence[_Line]) -> Report:
-    played = [line for line in lines if line.attempts]
-    attempts = [attempt for line in lines for attempt in line.attempts]
+    played_lines = [line for line in lines if line.samples]
+    samples = [sample for line in lines for sample in line.samples]
     planned = sum(line.planned for line in lines)
     return {
         "tasks": len(lines),
-        "tasks_without_attempt": len(lines) - len(played),
-        "slots": {"planned": planned, "played": len(attempts), "not_played": planned - len(attempts)},
+        "tasks_without_attempt": len(lines) - len(played_lines),
+        "slots": {"planned": planned, "played": len(samples), "not_played": planned - len(samples)},
         "solved": sum(line.solved for line in lines),
-        "success": _estimate([line.share for line in played], len(attempts)),
+        "success": _estimate([line.solved_share for line in played_lines], len(samples)),
         "success_failures_as_zero": _estimate([line.solved / line.planned for line in lines], planned),
-        "reward_mean": mean_of_known(attempt.reward for attempt in attempts),
-        "turns_mean": mean_of_known(attempt.turns for attempt in attempts),
-        "played_s_mean": mean_of_known(attempt.played_s for attempt in attempts),
+        "reward_mean": mean_of_known(sample.reward for sample in samples),
+        "turns_mean": mean_of_known(sample.turns for sample in samples),
+        "played_s_mean": mean_of_known(sample.played_s for sample in samples),
     }
 
 
-def _weight_versions(attempts: Sequence[AttemptRecord]) -> Report:
-    """Returns the range of weight versions, and the number of attempts that span several."""
-    known = [attempt.versions for attempt in attempts if attempt.versions is not None]
-    first, last = min((one[0] for one in known), default=None), max((one[1] for one in known), default=None)
+def _weight_versions(samples: Sequence[SampleRecord]) -> Report:
+    """Returns the range of weight versions, and the number of samples that span several."""
+    known = [sample.versions for sample in samples if sample.versions is not None]
+    first = min((oldest for oldest, _ in known), default=None)
+    last = max((newest for _, newest in known), default=None)
     spanning = sum(oldest != newest for oldest, newest in known)
-    unknown = len(attempts) - len(known)
+    unknown = len(samples) - len(known)
     if not known:
         message = "the engine named no weight version"
     elif first == last:
@@ -171,14 +171,16 @@ def _weight_versions(attempts: Sequence[AttemptRecord]) -> Report:
 
 
 def _pass_at(lines: Sequence[_Line], k: int) -> Report:
-    enough = [line for line in lines if len(line.attempts) >= k]
-    chances = [pass_at_k(len(line.attempts), line.solved, k) for line in enough]
-    choices = sum(len(line.attempts) for line in enough) / k
-    estimate = _estimate(chances, choices) or {"value": None, "low": None, "high": None, "tasks": 0}
-    return {**estimate, "left_out": len(lines) - len(enough)}
+    """Returns pass@k over the tasks with at least ``k`` samples, and the number of tasks that are left out."""
+    used = [line for line in lines if len(line.samples) >= k]
+    chances = [pass_at_k(len(line.samples), line.solved, k) for line in used]
+    independent_draws = sum(len(line.samples) for line in used) / k  # of k samples each
+    estimate = _estimate(chances, independent_draws) or {"value": None, "low": None, "high": None, "tasks": 0}
+    return {**estimate, "left_out": len(lines) - len(used)}
 
 
 def _grouped(lines: Sequence[_Line], names_of_lines: Sequence[Iterable[str]]) -> Report:
+    """Returns a summary for each name, over the lines that have it."""
     groups: dict[str, list[_Line]] = defaultdict(list)
     for line, names in zip(lines, names_of_lines, strict=True):
         for name in names:
@@ -192,27 +194,26 @@ def _instance(line: _Line) -> Report:
         "task": line.task.task,
         **{name: list(values) for name, values in line.task.groups.items()},
         "solved": line.solved,
-        "played": len(line.attempts),
-        "not_played": line.planned - len(line.attempts),
-        "attempts": [_attempt(attempt) for attempt in line.attempts],
+        "played": len(line.samples),
+        "not_played": line.planned - len(line.samples),
+        "attempts": [_sample(sample) for sample in line.samples],
     }
 
 
-def _attempt(attempt: AttemptRecord) -> Report:
+def _sample(sample: SampleRecord) -> Report:
     names = ("slot", "uid", "solved", "reward", "outcome", "stop_reason", "turns", "played_s")
-    return {name: getattr(attempt, name) for name in names}
+    return {name: getattr(sample, name) for name in names}
 
 
 def _estimate(shares: Sequence[float], independent: float) -> Report | None:
     return asdict(mean_over_tasks(shares, independent)) if shares else None
 
 
-def _counted(attempts_of_lines: Iterable[Sequence[AttemptRecord]], name: str = "outcome") -> dict[str, int]:
-    counts = Counter(str(getattr(attempt, name)) for attempts in attempts_of_lines for attempt in attempts)
-    return dict(sorted(counts.items()))
+def _counted(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))
 
 
 def solved_shares(report: Report) -> dict[str, float]:
-    """Returns the share of solved attempts of each task that was played."""
+    """Returns the share of solved samples of each task that was played, by ``instance_id``."""
     played = [entry for entry in report["instances"] if entry["played"]]
     return {entry["instance_id"]: entry["solved"] / entry["played"] for entry in played}

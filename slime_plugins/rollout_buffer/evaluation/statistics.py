@@ -1,7 +1,7 @@
 """Pure: pass@k, and confidence intervals of rates.
 
-Attempts at one task are correlated, so that the task is the unit: a rate is the mean over tasks of the solved share,
-and its interval is for a sample of tasks.
+Samples of one task are correlated, so that the task is the unit: a rate is the mean over tasks of the solved share,
+and its interval is that for a random choice of tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Final
 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 4000
+MIN_RESAMPLES: Final = 1000
 MAX_DRAWS: Final = 5_000_000
+"""Above this number of draws, which are resamples times tasks, there are fewer than ``RESAMPLES`` resamples."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,22 +30,22 @@ class Estimate:
     tasks: int
 
 
-def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Returns the chance that at least one of ``k`` attempts solves a task that ``solved`` of ``attempts`` solved.
+def pass_at_k(samples: int, solved: int, k: int) -> float:
+    """Returns the chance that at least one of ``k`` samples solves a task that ``solved`` of ``samples`` solved.
 
     1 - C(n - c, k) / C(n, k), which is unbiased: Chen et al., "Evaluating Large Language Models Trained on Code",
     2021 (arXiv:2107.03374), equation 1. Computed with whole numbers, so that nothing cancels.
 
     Raises:
-        ValueError: ``k`` is not in 1 … ``attempts``, or ``solved`` not in 0 … ``attempts``.
+        ValueError: ``k`` is not in 1 … ``samples``, or ``solved`` not in 0 … ``samples``.
     """
-    if not (1 <= k <= attempts and 0 <= solved <= attempts):
-        raise ValueError(f"pass@{k} of {solved} solved among {attempts} attempts means nothing")
-    return 1.0 - math.comb(attempts - solved, k) / math.comb(attempts, k)
+    if not (1 <= k <= samples and 0 <= solved <= samples):
+        raise ValueError(f"pass@{k} of {solved} solved among {samples} samples means nothing")
+    return 1.0 - math.comb(samples - solved, k) / math.comb(samples, k)
 
 
 def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Returns the interval of a ``rate`` that was seen in ``size`` independent tries; it never leaves [0, 1].
+    """Returns the interval, within [0, 1], of a ``rate`` that was seen in ``size`` independent trials.
 
     Wilson, "Probable Inference, the Law of Succession, and Statistical Inference", JASA 22 (1927). ``size`` need not be
     whole: it may be an effective sample size.
@@ -58,11 +60,11 @@ def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) ->
 def mean_over_tasks(shares: Sequence[float], independent: float, confidence: float = CONFIDENCE) -> Estimate:
     """Returns the mean of the tasks' shares in [0, 1], with Wilson's interval for its effective size.
 
-    The effective size is the number of independent attempts whose rate would vary as much as the mean over these tasks:
+    The effective size is the number of independent samples whose rate would vary as much as the mean over these tasks:
     p (1 - p) / (variance / tasks). It is at least the number of tasks, and at most ``independent``, the number of
-    attempts that were made. With one attempt per task the result is Wilson's own interval; correlated attempts count
-    less. After Korn and Graubard, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts
-    Estimated from Survey Data", Survey Methodology 24 (1998).
+    samples. With one sample per task the result is Wilson's own interval; correlated samples count less. After Korn and
+    Graubard, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from Survey
+    Data", Survey Methodology 24 (1998).
 
     Raises:
         ValueError: there is no task.
@@ -71,9 +73,10 @@ def mean_over_tasks(shares: Sequence[float], independent: float, confidence: flo
         raise ValueError("a mean needs at least one task")
     tasks, mean = len(shares), statistics.fmean(shares)
     spread = statistics.pvariance(shares, mean)
-    size = independent if spread == 0 else tasks * mean * (1 - mean) / spread
     if mean in (0.0, 1.0):
-        size = tasks
+        size: float = tasks  # the formula is 0 / 0; the smallest size gives the widest interval
+    else:
+        size = independent if spread == 0 else tasks * mean * (1 - mean) / spread
     low, high = wilson_interval(mean, min(max(size, tasks), max(independent, tasks)), confidence)
     return Estimate(value=mean, low=low, high=high, tasks=tasks)
 
@@ -89,7 +92,7 @@ def mean_difference(differences: Sequence[float], seed: int = 0, confidence: flo
     if not differences:
         raise ValueError("a mean needs at least one task")
     tasks = len(differences)
-    resamples = max(1000, min(RESAMPLES, MAX_DRAWS // tasks))
+    resamples = max(MIN_RESAMPLES, min(RESAMPLES, MAX_DRAWS // tasks))
     rng = random.Random(seed)
     means = sorted(sum(rng.choices(differences, k=tasks)) / tasks for _ in range(resamples))
     tail = (1 - confidence) / 2

@@ -51,8 +51,8 @@ def describe_job(store: Store, job: JobRecord) -> Job:
         causes = group_rows.count_causes(connection, job.key)
         late = trajectory_rows.count_late(connection, job.key)
         damaged = payload_rows.count_damaged(connection, job.key)
-        over = closed_groups(connection, job.key)
-        measures = job_measures(connection, job.key, over)
+        closed = closed_groups(connection, job.key)
+        measures = job_measures(connection, job.key, closed)
         findings = prompt_findings_of(connection, job.key)
     return Job(
         **progress,
@@ -69,7 +69,7 @@ def describe_job(store: Store, job: JobRecord) -> Job:
         trainer_run=job.trainer_run,
         measures=measures,
         prompt_findings=findings,
-        bias=bias_table(over),
+        bias=bias_table(closed),
         causes=causes,
     )
 

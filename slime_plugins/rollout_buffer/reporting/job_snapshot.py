@@ -107,7 +107,7 @@ def take_snapshot(
     For a closed job, attempts, devices and engine are not read.
     """
     beat = service_rows.heartbeat(connection, SUPERVISOR.name)
-    over = closed_groups(connection, job.key)
+    closed = closed_groups(connection, job.key)
     bare = JobSnapshot(
         state=job.state,
         job_id=job.job_id,
@@ -131,8 +131,8 @@ def take_snapshot(
         stale_groups=group_rows.count_with_cause(connection, job.key, GroupState.FILTERED, CauseCode.STALE),
         max_weight_version_lag=job.settings.max_weight_version_lag,
         gives_up_slow_members=job.gives_up_slow_members,
-        slow_loss=slow_loss(over),
-        missing_members=missing_members(over),
+        slow_loss=slow_loss(closed),
+        missing_members=missing_members(closed),
         trainer_run=job.trainer_run,
         weight_version=job.weight_version,
         outlier_versions=job.lone_versions,

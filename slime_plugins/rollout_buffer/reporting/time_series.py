@@ -131,10 +131,10 @@ def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
     return bool(found > MAX_EPISODES_ONE_BY_ONE)
 
 
-def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:
+def job_measures(connection: Connection, job_key: int, closed: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:
     """Returns the measures of a job over all its trajectories, by measure and statistic; unknown values are left out.
 
-    ``over`` are the groups that ``bias.closed_groups`` returns.
+    ``closed`` are the groups that ``bias.closed_groups`` returns.
 
     ``reward`` has mean, min and max; ``success`` a mean over the episodes that report it; ``staleness`` (in
     weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
@@ -154,7 +154,7 @@ def job_measures(connection: Connection, job_key: int, over: Sequence[FinishedGr
             found[counted] = {"sum": float(number)}
     if gaps := trainer_rows.gap_statistics(connection, job_key):
         found["log_prob_gap"] = gaps
-    if bias := bias_measures(over):
+    if bias := bias_measures(closed):
         found["bias"] = bias
     return found
 

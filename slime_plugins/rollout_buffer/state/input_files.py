@@ -26,8 +26,8 @@ def read_instances(input_file: str, data_roots: Sequence[Path]) -> list[Instance
     """
     path_text, wanted = split_slice(input_file)
     path = _resolve_under(path_text, data_roots)
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_rows(path)
-    return instances_from_lines(list(rows)[wanted], source=path.name)
+    lines = _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_lines(path)
+    return _instances(list(lines)[wanted], source=path.name)
 
 
 def split_slice(input_file: str) -> tuple[str, slice]:
@@ -35,19 +35,24 @@ def split_slice(input_file: str) -> tuple[str, slice]:
     match = _SLICED.fullmatch(input_file)
     if match is None:
         return input_file, slice(None)
+    # The pattern also matches a lone minus, which is no number.
     start, stop = (None if text in ("", "-") else int(text) for text in match.group("start", "stop"))
     return match["path"], slice(start, stop)
 
 
-def instances_from_lines(lines: Iterable[Any], *, source: str = "instances") -> list[Instance]:
+def instances_from_lines(lines: Iterable[Any]) -> list[Instance]:
     """Converts parsed lines to instances.
 
     Raises:
         InputFileError: there is no line, a line is no object, or an ``instance_id`` is missing, invalid or repeated.
     """
+    return _instances(enumerate(lines, start=1), source="instances")
+
+
+def _instances(numbered_lines: Iterable[tuple[int, Any]], *, source: str) -> list[Instance]:
     instances: list[Instance] = []
     line_of_id: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in numbered_lines:
         instance = _instance(line, f"{source}, line {number}")
         first_number = line_of_id.setdefault(instance.instance_id, number)
         if first_number != number:
@@ -94,12 +99,13 @@ def _resolve_under(path_text: str, data_roots: Sequence[Path]) -> Path:
     )
 
 
-def _jsonl_rows(path: Path) -> Iterator[Any]:
+def _jsonl_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yields the lines that are not blank, parsed, with their numbers in the file."""
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield _parsed(line, f"{path.name}, line {number}")
+                    yield number, _parsed(line, f"{path.name}, line {number}")
     except (OSError, UnicodeDecodeError) as error:
         raise InputFileError(f"input_file {path.name} cannot be read: {error}") from error
 
@@ -117,7 +123,7 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _parquet_rows(path: Path) -> Iterator[Any]:
+def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -125,6 +131,6 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
             f"reading {path.name} needs pyarrow on the buffer host: {install_extra('parquet')}"
         ) from error
     try:
-        yield from pyarrow.parquet.read_table(path).to_pylist()
+        yield from enumerate(pyarrow.parquet.read_table(path).to_pylist(), start=1)
     except (OSError, pyarrow.ArrowException) as error:
         raise InputFileError(f"input_file {path.name} cannot be read as Parquet: {error}") from error

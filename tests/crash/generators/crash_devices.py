@@ -6,13 +6,7 @@ import asyncio
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Outcome,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Outcome, StopReason, Trajectory
 
 TASK_TYPE = "crash_devices"
 NEEDS_RAY = True

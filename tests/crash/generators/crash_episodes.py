@@ -12,13 +12,7 @@ import random
 
 from slime_plugins.rollout_buffer.errors import DeviceError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Outcome,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Outcome, StopReason, Trajectory
 
 TASK_TYPE = "crash_episodes"
 REWARD_RANGE = (0.0, 1.0)

@@ -12,14 +12,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateRequest
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Message,
-    Outcome,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Message, Outcome, StopReason, Trajectory
 
 TASK_TYPE = "follow_up"
 

@@ -1,4 +1,4 @@
-"""``eval --compare``: what cannot be compared is refused before anything is played."""
+"""``eval``: what cannot be compared is refused before anything is played; what was played is printed also on errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from slime_plugins.rollout_buffer.cli.app import app
+from slime_plugins.rollout_buffer.evaluation import evaluate
+from slime_plugins.rollout_buffer.evaluation.report import TaskRecord, build_report
 
 PLAYED = {"instance_id": "a", "played": 2, "solved": 1}
 
@@ -51,3 +53,20 @@ def test_what_was_played_is_printed_also_if_no_common_task_was(tmp_path: Path, m
     printed = json.loads(ended.stdout)
     assert (printed["error"]["detail"], ended.exit_code) == ({"report": report}, 2)
     assert "no task in common that both played" in " ".join(ended.stderr.split())
+
+
+def test_an_evaluation_whose_job_failed_prints_what_was_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = build_report(
+        [TaskRecord(instance_id="a")], [], samples_per_task=7, ks=[], failed_attempts={}, complete=False
+    )
+    report = {**counted, "work": {"task_type": "math", "model": "m"}}
+
+    def fail(*_arguments: object) -> None:
+        raise evaluate.EvaluationError("the job is failed: why", {"report": report})
+
+    monkeypatch.setattr(evaluate, "evaluate", fail)
+    call = ["eval", "--engine-url", "http://127.0.0.1:9", "--task-type", "math", "--tasks", "t.jsonl"]
+    ended = CliRunner().invoke(app, [*call, "--output", str(tmp_path)])
+    assert ended.exit_code == 1
+    assert "7 slots not played" in ended.stdout
+    assert "the job is failed: why" in ended.stderr

@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.devices.counters import DeviceCounters
-from slime_plugins.rollout_buffer.devices.health_policy import (
-    HealthAction,
-    HealthPolicy,
-    HealthRecord,
-    may_quarantine,
-)
+from slime_plugins.rollout_buffer.devices.health_policy import HealthAction, HealthPolicy, HealthRecord, may_quarantine
 from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport
 
 CLEAN = LeaseReport()

@@ -12,11 +12,7 @@ from slime_plugins.rollout_buffer.devices.leased_device import DIED
 from slime_plugins.rollout_buffer.devices.ray_cluster import pool as device_pool
 from slime_plugins.rollout_buffer.devices.ray_cluster import probe as ray_cluster
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool, try_cluster
-from slime_plugins.rollout_buffer.devices.ray_cluster.versions import (
-    RayVersionError,
-    RayVersions,
-    version_refusal,
-)
+from slime_plugins.rollout_buffer.devices.ray_cluster.versions import RayVersionError, RayVersions, version_refusal
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port

@@ -35,13 +35,7 @@ from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
 from slime_plugins.rollout_buffer.trainer.tracking import STEP
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Generation,
-    Outcome,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Generation, Outcome, StopReason, Trajectory
 from tests.asgi_client import serving_wsgi
 from tests.support import plugin_of, poll, start_external, start_played, trajectory, write, written
 from tests.wandb_runs import logged_in, offline_run

@@ -27,12 +27,7 @@ from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    JobState,
-    SamplingParams,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, JobState, SamplingParams, Trajectory
 from tests.engine_contracts import answering, http_answer
 from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start, trajectory_for
 

@@ -16,10 +16,7 @@ from transformers import AutoTokenizer
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE, api_key_for
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.engine.openai import (
-    ENVELOPE_TOKENIZER_PATH,
-    OpenAiEngine,
-)
+from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH, OpenAiEngine
 from slime_plugins.rollout_buffer.engine.openai_protocol import Envelope
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.errors import EngineError

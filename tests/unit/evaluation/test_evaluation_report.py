@@ -1,4 +1,4 @@
-"""From attempts to a report, and from two reports to their difference: what is left out is counted, nothing else is."""
+"""From samples to a report, and from two reports to their difference: what is left out is counted, nothing else is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.evaluation.report import (
-    AttemptRecord,
+    SampleRecord,
     TaskRecord,
     build_report,
     compare_reports,
@@ -18,16 +18,18 @@ from slime_plugins.rollout_buffer.evaluation.report import (
 )
 
 
-def attempt(task: str, slot: int, solved: bool, **changes: Any) -> AttemptRecord:
+def sample(task: str, slot: int, solved: bool, **changes: Any) -> SampleRecord:
     values = {"reward": float(solved), "outcome": "completed", "stop_reason": "stop", "turns": 3, "played_s": 2.0}
-    return AttemptRecord(instance_id=task, slot=slot, uid=f"{task}.{slot}", solved=solved, **{**values, **changes})
+    return SampleRecord(instance_id=task, slot=slot, uid=f"{task}.{slot}", solved=solved, **{**values, **changes})
 
 
 def report_of(solved: dict[str, list[bool]], planned: int, ks: list[int] | None = None) -> dict[str, Any]:
     tasks = [TaskRecord(instance_id=name, task=name[0], groups={"app": (name[0], "all")}) for name in solved]
-    attempts = [attempt(name, slot, one) for name, outcomes in solved.items() for slot, one in enumerate(outcomes)]
+    samples = [sample(name, slot, one) for name, outcomes in solved.items() for slot, one in enumerate(outcomes)]
     wanted = default_pass_at_ks(planned) if ks is None else ks
-    return build_report(tasks, attempts, samples_per_task=planned, ks=wanted, failed_tries={"device": 2}, complete=True)
+    return build_report(
+        tasks, samples, samples_per_task=planned, ks=wanted, failed_attempts={"device": 2}, complete=True
+    )
 
 
 def test_a_report_counts_by_task_and_by_app_and_leaves_out_what_was_not_played() -> None:
@@ -83,9 +85,9 @@ def test_two_reports_are_compared_on_the_tasks_that_both_played() -> None:
     ],
 )
 def test_a_report_says_which_weights_it_measured(versions: list[tuple[int, int] | None], message: str) -> None:
-    attempts = [attempt("a", slot, True, versions=span) for slot, span in enumerate(versions)]
+    samples = [sample("a", slot, True, versions=span) for slot, span in enumerate(versions)]
     tasks = [TaskRecord(instance_id="a")]
-    report = build_report(tasks, attempts, samples_per_task=3, ks=[1], failed_tries={}, complete=True)
+    report = build_report(tasks, samples, samples_per_task=3, ks=[1], failed_attempts={}, complete=True)
     assert report["weight_versions"]["message"] == message
     told = report["weight_versions"]
     assert told["known"] + told["unknown"] == len(versions)
@@ -93,8 +95,8 @@ def test_a_report_says_which_weights_it_measured(versions: list[tuple[int, int] 
 
 @given(st.lists(st.none() | st.tuples(st.integers(0, 9), st.integers(0, 9)).map(lambda two: (min(two), max(two)))))
 def test_weights_that_changed_are_never_called_one_version(versions: list[tuple[int, int] | None]) -> None:
-    attempts = [attempt("a", slot, True, versions=span) for slot, span in enumerate(versions)]
+    samples = [sample("a", slot, True, versions=span) for slot, span in enumerate(versions)]
     tasks = [TaskRecord(instance_id="a")]
-    report = build_report(tasks, attempts, samples_per_task=99, ks=[1], failed_tries={}, complete=True)
+    report = build_report(tasks, samples, samples_per_task=99, ks=[1], failed_attempts={}, complete=True)
     seen = {version for span in versions if span for version in span}
     assert ("changed during it" in report["weight_versions"]["message"]) is (len(seen) > 1)

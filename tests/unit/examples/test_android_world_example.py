@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.android_world.env_android_world import AndroidWorldEnv
-from examples.android_world.env_worker import (
-    ParsedAction,
-    parse_ui_action_from_response,
-)
+from examples.android_world.env_worker import ParsedAction, parse_ui_action_from_response
 from examples.android_world.prompts import (
     ANDROID_WORLD_SYSTEM_PROMPT,
     ANDROID_WORLD_TEMPLATE,

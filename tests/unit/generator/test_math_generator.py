@@ -23,13 +23,7 @@ from slime_plugins.rollout_buffer.generator.math_reward.answers import MAX_ANSWE
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Instance,
-    Outcome,
-    StopReason,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, StopReason, Trajectory
 from tests.episode_requests import episode_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)

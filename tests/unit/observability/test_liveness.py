@@ -11,11 +11,7 @@ import threading
 import pytest
 
 from slime_plugins.rollout_buffer.observability import liveness
-from slime_plugins.rollout_buffer.observability.liveness import (
-    Heartbeat,
-    HeartbeatMonitor,
-    send_heartbeats,
-)
+from slime_plugins.rollout_buffer.observability.liveness import Heartbeat, HeartbeatMonitor, send_heartbeats
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 

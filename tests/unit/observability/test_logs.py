@@ -16,10 +16,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DeviceError
-from slime_plugins.rollout_buffer.observability.logs import (
-    LOG_FORMAT_VARIABLE,
-    JsonFormatter,
-)
+from slime_plugins.rollout_buffer.observability.logs import LOG_FORMAT_VARIABLE, JsonFormatter
 from slime_plugins.rollout_buffer.runner import episode_runner
 from slime_plugins.rollout_buffer.storage.store import Store
 from tests.unit.runner.test_runner import ScriptedGenerator, run, start

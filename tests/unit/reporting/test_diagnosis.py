@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slime_plugins.rollout_buffer.reporting.diagnosis import (
-    explain_group,
-    explain_job,
-    explain_service,
-)
+from slime_plugins.rollout_buffer.reporting.diagnosis import explain_group, explain_job, explain_service
 from slime_plugins.rollout_buffer.reporting.job_snapshot import JobSnapshot
 from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause, Shortfall

@@ -6,14 +6,7 @@ import pytest
 
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.rules.job_states import next_state
-from slime_plugins.rollout_buffer.types import (
-    AckResult,
-    AttemptState,
-    DeliveryState,
-    GroupState,
-    JobState,
-    WriteStatus,
-)
+from slime_plugins.rollout_buffer.types import AckResult, AttemptState, DeliveryState, GroupState, JobState, WriteStatus
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,7 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
-from slime_plugins.rollout_buffer.runner import (
-    concurrency,
-    episode_runner,
-    group_admission,
-    played_job,
-)
+from slime_plugins.rollout_buffer.runner import concurrency, episode_runner, group_admission, played_job
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -38,13 +33,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import (
-    EpisodeRequest,
-    Instance,
-    JobState,
-    Outcome,
-    Trajectory,
-)
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Outcome, Trajectory
 from slime_plugins.rollout_buffer.wire.query_params import AttemptPageQuery
 from tests import support
 from tests.support import (

@@ -223,6 +223,7 @@ def test_who_sets_a_limit_for_groups_that_are_played_here_is_told_that_it_bends_
         ('{"instance_id": "a"}\n{"broken\n', "line 2: not valid JSON (Invalid control character at: character 8)"),
         ('{"prompt": 1}\n', "line 1: instance_id is missing"),
         ('{"instance_id": "a"}\n{"instance_id": "a"}\n', "line 2: instance_id 'a' is already on line 1"),
+        ('{"instance_id": "a"}\n\n{"prompt": 1}\n', "line 3: instance_id is missing"),
         ("[]\n", "must be a JSON object"),
         ("", "holds no instance"),
         ('{"instance_id": ""}\n', "instance_id must be a string"),

@@ -13,9 +13,7 @@ from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import job_rows
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import (
-    Image,
-)
+from slime_plugins.rollout_buffer.types import Image
 from tests.support import (
     PNG,
     begun_attempt,

@@ -13,12 +13,7 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
-from slime_plugins.rollout_buffer.rules.causes import (
-    CountedCause,
-    Shortfall,
-    not_valid,
-    too_short,
-)
+from slime_plugins.rollout_buffer.rules.causes import CountedCause, Shortfall, not_valid, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.job_states import ending_of
 from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job

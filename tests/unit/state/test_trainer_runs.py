@@ -14,9 +14,7 @@ from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.rules.weight_versions import MAX_STEP, KnownVersions, VersionOrigin, origin_of
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
-from slime_plugins.rollout_buffer.types import (
-    Generation,
-)
+from slime_plugins.rollout_buffer.types import Generation
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from tests.support import poll, start_external, start_played, trajectory, uids, write, written

@@ -10,12 +10,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.pack_reader import PackReader
-from slime_plugins.rollout_buffer.storage.pack_writer import (
-    Blob,
-    PackWriter,
-    pack_path,
-    packs_in,
-)
+from slime_plugins.rollout_buffer.storage.pack_writer import Blob, PackWriter, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.retention import purge
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.testing.clock import SettableClock

@@ -23,13 +23,7 @@ from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.state import recovery
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.group_commit import GroupCommit, Ticket
-from slime_plugins.rollout_buffer.storage.pack_writer import (
-    Blob,
-    BlobRef,
-    Disk,
-    pack_path,
-    packs_in,
-)
+from slime_plugins.rollout_buffer.storage.pack_writer import Blob, BlobRef, Disk, pack_path, packs_in
 from slime_plugins.rollout_buffer.storage.store import Store, Work
 from slime_plugins.rollout_buffer.storage.tables import image_rows, payload_rows, service_rows
 from slime_plugins.rollout_buffer.testing.clock import SettableClock

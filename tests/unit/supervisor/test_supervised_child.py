@@ -10,11 +10,7 @@ import pytest
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.restart_policies import RestartPolicy
-from slime_plugins.rollout_buffer.supervisor.supervised_child import (
-    ChildSpec,
-    ChildState,
-    SupervisedChild,
-)
+from slime_plugins.rollout_buffer.supervisor.supervised_child import ChildSpec, ChildState, SupervisedChild
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
 
 POLICY = RestartPolicy(first_s=1.0, longest_s=8.0, max_crashes=4, steady_after_s=100.0, heartbeat_timeout_s=10.0)

@@ -13,12 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollout_buffer_lab.mock_trainer import (
-    CheckpointDataSource,
-    MockTrainer,
-    RolloutRecord,
-    trainer_args,
-)
+from rollout_buffer_lab.mock_trainer import CheckpointDataSource, MockTrainer, RolloutRecord, trainer_args
 from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import (
     generate_agent_rollout,
@@ -32,11 +27,7 @@ from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
-from slime_plugins.rollout_buffer.trainer.job_feed import (
-    InputExhaustedError,
-    JobEndedError,
-    RetriesUsedUpError,
-)
+from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
 from tests.loopback_buffer import LoopbackBuffer, ScriptedReply, probe_item
 from tests.wandb_runs import logged_in, offline_run
 

@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import check_batch, flat_samples, trainer_args
 from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_samples import (
-    SampleConverter,
-    finish_batch,
-    rows_of,
-    trajectories_of,
-)
+from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of, trajectories_of
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH

@@ -6,12 +6,7 @@ import time
 
 import pytest
 
-from slime.utils.mask_utils import (
-    Generation,
-    TrainingRow,
-    expand_image_tokens,
-    pack_training_rows,
-)
+from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows
 
 
 def test_log_probs_are_never_made_up_for_a_trained_turn_that_has_none() -> None:

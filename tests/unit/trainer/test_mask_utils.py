@@ -14,11 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from slime.utils import mask_generator
-from slime.utils.mask_utils import (
-    MultiTurnLossMaskGenerator,
-    UndecidedReason,
-    register_loss_mask_type,
-)
+from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, register_loss_mask_type
 from tests import chat_tokenizers
 from tests.mask_conversations import assistant, generator_of, user
 

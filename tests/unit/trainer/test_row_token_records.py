@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_buffer_lab.scripted_engine.token_records import (
-    LAYERS,
-    TOP_K,
-    experts_of_passes,
-    kept_ids,
-)
+from rollout_buffer_lab.scripted_engine.token_records import LAYERS, TOP_K, experts_of_passes, kept_ids
 from slime.rollout.agent_rollout_samples import as_dummy, finish_batch, samples_of_group
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords
 from slime.utils.mask_utils import Generation, TrainingRow, expand_image_tokens, pack_training_rows

@@ -29,13 +29,7 @@ from rollout_buffer_lab.learning.policy import (
     save_policy,
     save_processors,
 )
-from rollout_buffer_lab.learning.service import (
-    EngineWeights,
-    LearnError,
-    LearningJob,
-    PlayedGroup,
-    write_lines,
-)
+from rollout_buffer_lab.learning.service import EngineWeights, LearnError, LearningJob, PlayedGroup, write_lines
 from rollout_buffer_lab.learning.task_file import TaskFile, find_task
 from rollout_buffer_lab.learning.verdict import Verdict, judge
 from rollout_buffer_lab.run_processes import buffer_and_engine, refuse_if_served

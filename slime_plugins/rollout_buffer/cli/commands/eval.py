@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 ANDROID_WORLD = "android_world"
 DEMO_TASKS = Path(__file__).resolve().parents[2] / "assets" / "demo_android_world.jsonl"
-NOTE_INTERVAL_S = 30.0
+PROGRESS_INTERVAL_S = 30.0
+"""Seconds between two lines of progress where stderr is no terminal."""
 Report = Mapping[str, Any]
 
 
@@ -179,24 +180,32 @@ def evaluate_policy(options: EvaluationOptions, as_json: AsJson = False) -> None
         try:
             comparison = None if earlier is None else compare_reports(dict(report), dict(earlier))
         except ValueError as error:
-            _print_unless_json(report, settings.output, as_json=as_json)
+            if not as_json:
+                _print_report(report, None, settings.output)
             raise ConfigError(f"--compare: {error}", {"report": report}) from error
-        _print_report(report, comparison, settings.output, as_json=as_json)
+        if as_json:
+            print_json(dict(report) if comparison is None else {**report, "comparison": comparison})
+        else:
+            _print_report(report, comparison, settings.output)
 
 
 def _measure(settings: EvaluationSettings, ks: Sequence[int], *, as_json: bool) -> Report:
-    """Plays missing samples and returns the report; if it is stopped, prints the report so far and raises."""
-    from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationStoppedError, evaluate
+    """Plays missing samples and returns the report.
+
+    If the evaluation ends early, prints the report so far and raises; with ``--json`` the error's ``detail`` holds it.
+    """
+    from slime_plugins.rollout_buffer.evaluation.evaluate import EvaluationError, evaluate
 
     try:
-        with _stopped_by_sigterm(), _live_report() as watch:
+        with _stopped_by_sigterm(), _shown_progress() as watch:
             return evaluate(settings, ks, watch)
-    except EvaluationStoppedError as stopped:
-        _print_unless_json(stopped.detail["report"], settings.output, as_json=as_json)
+    except EvaluationError as error:
+        if "report" in error.detail and not as_json:
+            _print_report(error.detail["report"], None, settings.output)
         raise
 
 
-# --- the request ------------------------------------------------------------------------------------------------------
+# --- settings from options --------------------------------------------------------------------------------------------
 
 
 def _demo_tasks(task_type: str) -> str:
@@ -216,8 +225,11 @@ def _checked_ks(pass_k: Sequence[int] | None, samples_per_task: int) -> list[int
 
 def _serve_arguments(folders: Sequence[Path] | None, ray_address: str | None, ray_num_cpus: int | None) -> list[str]:
     arguments = [word for folder in folders or () for word in ("--generator-dir", str(folder.resolve()))]
-    arguments += [] if ray_address is None else ["--ray-address", ray_address]
-    return arguments + ([] if ray_num_cpus is None else ["--ray-num-cpus", str(ray_num_cpus)])
+    if ray_address is not None:
+        arguments += ["--ray-address", ray_address]
+    if ray_num_cpus is not None:
+        arguments += ["--ray-num-cpus", str(ray_num_cpus)]
+    return arguments
 
 
 def _earlier_report(path: Path, settings: EvaluationSettings) -> Report:
@@ -226,12 +238,12 @@ def _earlier_report(path: Path, settings: EvaluationSettings) -> Report:
 
     try:
         report: Report = json.loads(path.read_text(encoding="utf-8"))
-        played = solved_shares(dict(report))
+        played_ids = solved_shares(dict(report)).keys()
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--compare {path} is no report of an evaluation: {error}") from error
     except KeyError as error:
         raise ConfigError(f"--compare {path} is no report of an evaluation: it has no {error}") from error
-    if played.keys().isdisjoint(task.instance_id for task in read_tasks(settings)):
+    if played_ids.isdisjoint(task.instance_id for task in read_tasks(settings)):
         raise ConfigError(f"--compare {path} has played none of these tasks")
     return report
 
@@ -250,43 +262,35 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _live_report() -> Iterator[Callable[[Report], None]]:
-    """Shows progress on stderr: live in a terminal, else one message every ``NOTE_INTERVAL_S``."""
+def _shown_progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yields what shows a job's progress on stderr: live in a terminal, else a line every ``PROGRESS_INTERVAL_S``."""
     if errors.is_terminal:
         with Live(console=errors, refresh_per_second=4, transient=True) as live:
             yield lambda job: live.update(draw_job_status([job]))
         return
-    next_note = time.monotonic() + NOTE_INTERVAL_S
+    next_line_at = time.monotonic() + PROGRESS_INTERVAL_S
 
-    def note(job: Report) -> None:
-        nonlocal next_note
-        if time.monotonic() >= next_note:
-            next_note = time.monotonic() + NOTE_INTERVAL_S
+    def print_progress(job: Mapping[str, Any]) -> None:
+        nonlocal next_line_at
+        if time.monotonic() >= next_line_at:
+            next_line_at = time.monotonic() + PROGRESS_INTERVAL_S
             slots = job["slots"]
             errors.print(f"{slots['submitted'] - slots['open']} of {slots['submitted']} slots are closed")
 
-    yield note
+    yield print_progress
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _print_unless_json(report: Report, output: Path, *, as_json: bool) -> None:
-    """Prints a report as text before an error is raised; with ``--json`` the error's ``detail`` holds the report."""
-    if not as_json:
-        _print_report(report, None, output, as_json=False)
-
-
-def _print_report(report: Report, comparison: Report | None, output: Path, *, as_json: bool) -> None:
+def _print_report(report: Report, comparison: Report | None, output: Path) -> None:
     from slime_plugins.rollout_buffer.evaluation.evaluate import REPORT_FILE
 
-    if as_json:
-        print_json(dict(report) if comparison is None else {**report, "comparison": comparison})
-        return
     console.print(_summary(report))
     console.print(report["weight_versions"]["message"], soft_wrap=True)
-    for name in [key for key in report if key.startswith("by_") and report[key]]:
-        console.print(_group_table(name.removeprefix("by_"), report[name]))
+    for key in report:
+        if key.startswith("by_") and report[key]:
+            console.print(_group_table(key.removeprefix("by_"), report[key]))
     if comparison is not None:
         console.print(_comparison(comparison))
     if report["complete"] and report["slots"]["not_played"]:
@@ -300,8 +304,8 @@ def _summary(report: Report) -> Table:
     table = Table(title=f"{report['work']['task_type']}, {report['work']['model'] or 'model unknown'}{state}")
     for column in ("", "value", "95 % interval", "of"):
         table.add_column(column, justify="right" if column in ("value", "95 % interval") else "left")
-    of = f"{report['solved']} of {slots['played']} samples of {report['tasks']} tasks"
-    table.add_row("success rate", *_cells_of(report["success"]), of)
+    counted = f"{report['solved']} of {slots['played']} samples of {report['tasks']} tasks"
+    table.add_row("success rate", *_cells_of(report["success"]), counted)
     if slots["not_played"]:
         table.add_row("with failures as zero", *_cells_of(report["success_failures_as_zero"]),
                       f"{slots['not_played']} slots not played")  # fmt: skip
@@ -335,6 +339,7 @@ def _comparison(comparison: Report) -> str:
 
 
 def _cells_of(estimate: Report | None) -> tuple[str, str]:
+    """Returns value and interval."""
     if estimate is None or estimate["value"] is None:
         return "–", ""
     return f"{estimate['value']:.1%}", f"{estimate['low']:.1%} – {estimate['high']:.1%}"

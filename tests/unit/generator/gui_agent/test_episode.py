@@ -31,13 +31,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
-from slime_plugins.rollout_buffer.types import (
-    Instance,
-    Outcome,
-    StopReason,
-    Trajectory,
-    WeightVersionSpan,
-)
+from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory, WeightVersionSpan
 from tests.episode_requests import episode_of
 
 tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
