@@ -321,12 +321,7 @@ class _TrainingRollout:
     """Collects the batch of one training rollout, across restarts of the buffer and passes over the input."""
 
     def __init__(
-        self,
-        args: Any,
-        rollout_id: int,
-        data_source: Any,
-        settings: RolloutSettings,
-        client: AsyncRolloutBufferClient,
+        self, args: Any, rollout_id: int, data_source: Any, settings: RolloutSettings, client: AsyncRolloutBufferClient
     ) -> None:
         self._args = args
         self._rollout_id = rollout_id

@@ -77,9 +77,7 @@ class ServeSettings(ListenerSettings):
     max_body_bytes: int = Field(default=256 * 1024 * 1024, ge=1024, description="Largest request body.")
     # must exceed the age of the oldest checkpoint to which a trainer may return
     retain_delivered_s: float | None = Field(
-        default=None,
-        gt=0,
-        description="Purge the payloads of trajectories delivered longer ago. [default: never]",
+        default=None, gt=0, description="Purge the payloads of trajectories delivered longer ago. [default: never]"
     )
     max_data_bytes: int | None = Field(
         default=None,
@@ -91,9 +89,7 @@ class ServeSettings(ListenerSettings):
         default=120.0, gt=0, description="Seconds without a heartbeat after which a runner is killed and started again."
     )
     service_heartbeat_timeout_s: float = Field(
-        default=60.0,
-        gt=0,
-        description="The same for the gateway, for gunicorn's parent process and for the local Ray.",
+        default=60.0, gt=0, description="The same for the gateway, for gunicorn's parent process and for the local Ray."
     )
     writer_turn_limit_s: float = Field(
         default=10.0,
@@ -106,8 +102,7 @@ class ServeSettings(ListenerSettings):
         json_schema_extra={"flag": "--generator-dir"},
     )
     ray_address: str | None = Field(
-        default=None,
-        description="Ray cluster that holds the devices. [default: a local one, started when needed]",
+        default=None, description="Ray cluster that holds the devices. [default: a local one, started when needed]"
     )
     ray_num_cpus: int | None = Field(default=None, ge=1, description="CPUs of the local Ray cluster.")
     gateway_port: int | None = Field(

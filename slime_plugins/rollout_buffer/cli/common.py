@@ -59,8 +59,7 @@ Url = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 GeneratorDirs = Annotated[
-    list[Path] | None,
-    typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable."),
+    list[Path] | None, typer.Option("--generator-dir", help="Folder with generator files of your own; repeatable.")
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="Ray cluster that holds the devices. [default: a local one, started when needed]")

@@ -75,7 +75,4 @@ class RemoteRolloutAdapter:
         """
         decoded = [decode_written_item(dict(item)) for item in items]
         job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, decoded)
-        return {
-            "job_id": job.job_id,
-            "results": [{"uid": result.uid, "status": result.status} for result in results],
-        }
+        return {"job_id": job.job_id, "results": [{"uid": result.uid, "status": result.status} for result in results]}

@@ -215,11 +215,7 @@ class SessionRegistry:
     async def beat(self) -> None:
         """Stores that this process lives."""
         status = process_status(os.getpid())
-        detail = {
-            "writer": self.writer,
-            "pid": os.getpid(),
-            "started": None if status is None else status.started,
-        }
+        detail = {"writer": self.writer, "pid": os.getpid(), "started": None if status is None else status.started}
         await self.stored(self._buffer.beat, self._service, os.getpid(), detail)
 
     # --- images -------------------------------------------------------------------------------------------------------

@@ -154,9 +154,7 @@ class Chat:
         with self.timer.phase("generate"):
             reply = await self._engine.generate(
                 GenerateRequest(
-                    input_ids=prompt_ids,
-                    sampling_params=self._episode.sampling_params,
-                    session_id=self._episode.uid,
+                    input_ids=prompt_ids, sampling_params=self._episode.sampling_params, session_id=self._episode.uid
                 )
             )
         text = self._tokens.text(reply.output_ids)

@@ -32,10 +32,7 @@ def openapi_document(operations: tuple[Operation, ...]) -> dict[str, Any]:
             "`error.message` for people.",
         },
         "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": schemas, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 

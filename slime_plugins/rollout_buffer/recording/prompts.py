@@ -87,11 +87,7 @@ def opens_thought(chat: ChatTokens, prompt_ids: Sequence[int]) -> bool:
 
 
 async def build_prompt(
-    recording: Recording,
-    key: bytes,
-    conversation: Conversation,
-    chat: ChatTokens,
-    tools: Sequence[Mapping[str, Any]],
+    recording: Recording, key: bytes, conversation: Conversation, chat: ChatTokens, tools: Sequence[Mapping[str, Any]]
 ) -> Prompt:
     """Builds the prompt of a request; does not change the recording.
 

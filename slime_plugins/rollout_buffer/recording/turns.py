@@ -414,9 +414,7 @@ def sampled_in(reply: GenerateReply) -> Generation:
     """Returns the engine's reply as a generation without a prompt, with its numbers as arrays."""
     generation = reply.as_generation(())
     return replace(
-        generation,
-        output_ids=array("i", reply.output_ids),
-        output_log_probs=array("d", reply.output_log_probs),
+        generation, output_ids=array("i", reply.output_ids), output_log_probs=array("d", reply.output_log_probs)
     )
 
 

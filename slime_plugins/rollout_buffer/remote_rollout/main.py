@@ -46,9 +46,7 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     buffer_url = settings.buffer_url
     sink = None if buffer_url is None else AsyncRolloutBufferClient(buffer_url, token=token_from_environment())
     agent = AgentSide(
-        AgentSettings(callback_hosts=settings.callback_hosts, api_key=key),
-        tokenizers=catalog,
-        tools=provider,
+        AgentSettings(callback_hosts=settings.callback_hosts, api_key=key), tokenizers=catalog, tools=provider
     )
     allowed = settings.allowed_hosts if key is None else None
     trainer = None

@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_app(
-    *,
-    agent: AgentSide | None = None,
-    trainer: TrainerSide | None = None,
-    allowed_hosts: Collection[str] | None = None,
+    *, agent: AgentSide | None = None, trainer: TrainerSide | None = None, allowed_hosts: Collection[str] | None = None
 ) -> web.Application:
     """Returns an application with one side or both, and ``GET /health``.
 

@@ -118,8 +118,7 @@ class RemoteRolloutSettings(ListenerSettings):
         default=None, description="The buffer that the trainer's side writes trajectories to. [default: none]"
     )
     tools: str | None = Field(
-        default=None,
-        description="MODULE:NAME: the object that provides the tools of rollouts. [default: a calculator]",
+        default=None, description="MODULE:NAME: the object that provides the tools of rollouts. [default: a calculator]"
     )
     only_opened: bool = Field(
         default=False, description="Refuse turns of rollouts that were not opened by POST /rollouts."

@@ -231,11 +231,7 @@ _MEANS = (
     "(SELECT key FROM trajectories INDEXED BY trajectories_late WHERE job_key = ? AND late = 1) GROUP BY group_key) "
 )
 _JOINED = " LEFT JOIN means ON means.group_key = groups.key"
-_GROUP_COLUMNS = {
-    "updated_at": _TOUCHED,
-    "instance_id": "instance_id",
-    "reward_mean": f"coalesce(mean, {LOWEST})",
-}
+_GROUP_COLUMNS = {"updated_at": _TOUCHED, "instance_id": "instance_id", "reward_mean": f"coalesce(mean, {LOWEST})"}
 
 
 class _GroupOrder:

@@ -297,12 +297,8 @@ def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iter
     yield "rollout_buffer_device_steps", this, device["steps"]
     for kind, count in device["failures"].items():
         yield "rollout_buffer_device_failures", (*this, kind), count
-    for action, counted in (
-        ("quarantine", "quarantines"),
-        ("replacement", "replacements"),
-        ("recycling", "recyclings"),
-    ):
-        yield "rollout_buffer_device_health_actions", (*this, action), device[counted]
+    for action in ("quarantine", "replacement", "recycling"):
+        yield "rollout_buffer_device_health_actions", (*this, action), device[f"{action}s"]
     for metric, measured in (
         ("rollout_buffer_device_reset_seconds", "reset_s"),
         ("rollout_buffer_device_step_seconds", "step_s"),

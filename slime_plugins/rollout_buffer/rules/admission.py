@@ -118,10 +118,10 @@ def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
 
 
 def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | None) -> bool:
-    """Returns True if a group should begin later, when the trainer with a smaller backlog advances less versions
-    while the group plays.
+    """Returns True if a group should begin later, because it would be too old with the present backlog.
 
-    False for a group that would be too old even with an empty backlog: to begin later does not help it.
+    With a smaller backlog the trainer publishes fewer versions while the group plays. A group that would be too old
+    even with an empty backlog is not deferred: to begin later does not help it.
     """
     if expected_s is None or not pace.version_s or not pace.groups_per_version:
         return False

@@ -170,8 +170,8 @@ def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
         return {}
     kinds = _kinds(members)
     measures = {name: _distance(members, trained, kind) for name, kind in kinds.items()}
-    is_slow = kinds["duration"]
-    slowest = [sum(is_slow(one) == QUARTERS[-1] for one in these) / len(these) for these in (trained, members)]
+    quarter_of = kinds["duration"]
+    slowest = [sum(quarter_of(one) == QUARTERS[-1] for one in these) / len(these) for these in (trained, members)]
     if slowest[1]:
         measures["slowest"] = slowest[0] / slowest[1]
     measures["given_up"], measures["failed"] = (_count(members, one) / len(members) for one in MISSING)

@@ -56,7 +56,9 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
 
 
 def as_token_rewards(value: Any, lengths: Sequence[int | None]) -> tuple[tuple[float, ...] | None, ...] | None:
-    """Returns the additional rewards of the sampled tokens of each trained turn; a turn without any is None, as is all.
+    """Returns the additional rewards of the sampled tokens of each trained turn. A turn without any is None.
+
+    If ``value`` is None, so is the result.
 
     ``lengths`` has the sampled tokens of each trained turn, None where they are not known.
 

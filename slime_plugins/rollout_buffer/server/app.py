@@ -26,16 +26,7 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import PollReply, WriteR
 from slime_plugins.rollout_buffer.wire.job_replies import Health
 from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 
-ROUTES = (
-    jobs,
-    deliveries,
-    groups,
-    trajectories,
-    images,
-    training_reports,
-    service,
-    dashboard,
-)
+ROUTES = (jobs, deliveries, groups, trajectories, images, training_reports, service, dashboard)
 
 ASGI_OPERATIONS = (
     Operation(

@@ -82,7 +82,7 @@ def _instance(line: Any, where: str) -> Instance:
 
 
 def _resolve_under(path_text: str, data_roots: Sequence[Path]) -> Path:
-    """Returns the file of that path, absolute or relative to a data root, if it lies under a data root."""
+    """Returns the file of that path, absolute or relative to a data root, if it lies under a (resolved) data root."""
     roots = ", ".join(str(root) for root in data_roots)
     try:
         candidates = [path for root in data_roots if (path := (root / path_text).resolve()).is_relative_to(root)]

@@ -134,11 +134,7 @@ class ItemWriter:
         return _Checked(job.key, write.items, payloads)
 
     def _write_rows(
-        self,
-        connection: Connection,
-        write: _Checked,
-        payloads: Mapping[str, StoredPayload],
-        jobs: dict[int, JobRecord],
+        self, connection: Connection, write: _Checked, payloads: Mapping[str, StoredPayload], jobs: dict[int, JobRecord]
     ) -> Written:
         """Adds the rows of a write. ``jobs`` caches jobs: no write of the transaction changes the columns used here."""
         if write.job_key not in jobs:

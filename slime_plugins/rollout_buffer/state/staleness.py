@@ -85,7 +85,8 @@ def drop_stale_groups(connection: Connection, now: float, job: JobRecord) -> Non
     for key in stale_groups(connection, job):
         delivery_key = group_rows.get_group(connection, key).delivery_key
         if delivery_key is not None:
-            # Its expired delivery cannot be redelivered whole: the groups that it reported are reported again.
+            # Its expired delivery cannot be redelivered whole. The filtered groups that it named in finished_groups
+            # are named again by a later delivery.
             delivery_rows.dissolve_delivery(connection, delivery_key)
         group_rows.update_group(connection, key, state=GroupState.FILTERED.value, closed_at=now, **STALE.columns())
 
@@ -135,7 +136,7 @@ def waits_for_stragglers(connection: Connection, now: float, job: JobRecord) -> 
     lag = job.settings.max_weight_version_lag
     if not lag or job.weight_version is None or not admits(job) or job.state is not JobState.RUNNING:
         return False
-    oldest_began_at = staleness_rows.oldest_being_played(connection, job.key)
+    oldest_began_at = staleness_rows.oldest_running_since(connection, job.key)
     if oldest_began_at is None:
         return False
     seen = _versions_seen(connection, now, job)
@@ -169,7 +170,9 @@ def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> Stuc
         return None
     deliveries = staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
     newest = staleness_rows.newest_episodes(connection, job.key, job.trainer_run, MAX_EPISODES)
-    steps = sum(later.at - later.waited_s - earlier.at >= STEP_S for earlier, later in pairwise(deliveries))
+    steps = sum(
+        later.delivered_at - later.waited_s - earlier.delivered_at >= STEP_S for earlier, later in pairwise(deliveries)
+    )
     return stuck_weights(job.settings.max_weight_version_lag, _versions_seen(connection, now, job), newest, steps=steps)
 
 
@@ -177,7 +180,7 @@ def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[V
     """Returns the weight versions of the trainer's present run, oldest first, as its deliveries show them."""
     seen: list[VersionSeen] = []
     for delivery in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
-        at, version, groups = delivery.at, delivery.version, delivery.groups
+        at, version, groups = delivery.delivered_at, delivery.version, delivery.group_count
         if seen and version <= seen[-1].version:
             seen[-1] = replace(seen[-1], last_taken_at=at, groups=seen[-1].groups + groups)
         else:

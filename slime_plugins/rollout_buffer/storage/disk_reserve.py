@@ -27,7 +27,7 @@ class DiskReserve:
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
         self._path = data_dir / FILE_NAME
-        self._folder, self._name = str(data_dir), str(self._path)
+        self._path_text = str(self._path)  # for the call before every write: a path object takes three times as long
         disk = os.statvfs(data_dir)
         self._size = min(RESERVE_BYTES, disk.f_blocks * disk.f_frsize // DISK_DIVISOR)
         self._least_free = self._size // 4
@@ -38,7 +38,9 @@ class DiskReserve:
         if self._reserved_bytes() >= self._size:
             return True
         if self.free_bytes() < self._size + 2 * self._least_free:  # the disk would soon be full again
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))  # an empty reserve: the disk is full
+            os.close(
+                os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            )  # a file of 0 bytes means that the disk is full
             return False
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
@@ -51,8 +53,8 @@ class DiskReserve:
             os.close(descriptor)
         return True
 
-    def is_used(self) -> bool:
-        """Returns True if the reserve is truncated, so that small writes use its space; truncates it on a full disk."""
+    def release_if_full(self) -> bool:
+        """Truncates the reserve on a full disk; returns True if it is truncated, so that small writes use its space."""
         reserved = self._reserved_bytes()
         if reserved > 0 and self.free_bytes() < self._least_free:
             os.truncate(self._path, 0)
@@ -68,7 +70,7 @@ class DiskReserve:
         """
         reserved, free = self._reserved_bytes(), self.free_bytes()
         if reserved == 0 or free < self._least_free:
-            self.is_used()  # truncates the reserve
+            self.release_if_full()
             raise self.full_error()
 
     def full_error(self) -> StorageFullError:
@@ -77,12 +79,12 @@ class DiskReserve:
 
     def free_bytes(self) -> int:
         """Returns the bytes that an ordinary user may still write."""
-        disk = os.statvfs(self._folder)
+        disk = os.statvfs(self._data_dir)
         return disk.f_bavail * disk.f_frsize
 
     def _reserved_bytes(self) -> int:
         """Returns the size of the file: 0 after it was truncated, -1 if no supervisor has allocated it."""
         try:
-            return os.stat(self._name).st_size  # called before every write: a path object takes three times as long
+            return os.stat(self._path_text).st_size
         except FileNotFoundError:
             return -1

@@ -79,6 +79,7 @@ class PackReader:
 
         Raises:
             DamagedError: as ``read``, at the first damaged record.
+            UnavailableError: a transient error.
         """
         for span in _spans(refs):
             yield from self._records(span, self._read_window(span))

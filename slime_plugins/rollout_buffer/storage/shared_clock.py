@@ -32,7 +32,7 @@ class SharedClock:
     ) -> None:
         """``wall`` and ``monotonic`` are replaced in tests."""
         self._wall, self._monotonic = wall, monotonic
-        self._boot = bytes.fromhex(boot_id().replace("-", "")) or bytes(16)
+        self._boot = bytes.fromhex(boot_id().replace("-", "")) or bytes(16)  # zeros where the system has no boot id
         self._file: int | None = open_lock_file(data_dir / "clock")
 
     def __call__(self) -> float:

@@ -82,7 +82,7 @@ class Store:
             prepare(self.data_dir)
             self.packs_dir.mkdir(exist_ok=True, mode=0o700)
             self._reserve = DiskReserve(self.data_dir)
-            self._reserve.is_used()  # on a full disk this frees space
+            self._reserve.release_if_full()
             self._write_lock = WriteLock(self.data_dir)
             self.clock = SharedClock(self.data_dir)
         self._writer = PackWriter(
@@ -114,7 +114,7 @@ class Store:
                 yield connection
 
     def _set_checkpoint_interval(self, connection: sqlite3.Connection) -> None:
-        if (on_reserve := self._reserve.is_used()) != self._on_reserve:
+        if (on_reserve := self._reserve.release_if_full()) != self._on_reserve:
             self._on_reserve = on_reserve
             pages = CHECKPOINT_PAGES_ON_RESERVE if on_reserve else CHECKPOINT_PAGES
             connection.execute(f"PRAGMA wal_autocheckpoint={pages}")

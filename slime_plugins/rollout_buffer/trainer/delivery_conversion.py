@@ -41,10 +41,7 @@ class DeliveryConverter:
         self._rows = RowBuilder(rows)
         settings = images or ImageSettings()
         self.images = ImageFetcher(
-            client,
-            process_cache(settings.cache_bytes),
-            at_once=settings.fetches_at_once,
-            max_failures=max_failures,
+            client, process_cache(settings.cache_bytes), at_once=settings.fetches_at_once, max_failures=max_failures
         )
         # Not cached: each token record belongs to one trajectory only.
         self._records = ImageFetcher(client, ImageCache(0), at_once=settings.fetches_at_once, max_failures=max_failures)

@@ -54,10 +54,7 @@ HOW = (
 )
 WANTS_OTHER_MESSAGES = (KeyError, IndexError, AttributeError)
 """Errors of a mask for special messages when it is called with ``PROBE``."""
-PROBE: Sequence[dict[str, Any]] = (
-    {"role": "user", "content": "What is 2 + 2?"},
-    {"role": "assistant", "content": "4"},
-)
+PROBE: Sequence[dict[str, Any]] = ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -142,9 +142,7 @@ TokenIds = Annotated[
 LogProbs = Annotated[
     list[
         Annotated[
-            float,
-            Field(ge=LOWEST_LOG_PROB, le=ROUNDING, allow_inf_nan=False),
-            MustBe("a finite number of at most 0"),
+            float, Field(ge=LOWEST_LOG_PROB, le=ROUNDING, allow_inf_nan=False), MustBe("a finite number of at most 0")
         ]
     ],
     Field(fail_fast=True),

@@ -149,10 +149,7 @@ class JobSettings(BaseModel):
         params = self.sampling_params
         cap = params.max_new_tokens or params.max_tokens or self.max_tokens or DEFAULT_MAX_NEW_TOKENS
         return SamplingParams(
-            max_new_tokens=cap,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            extra=dict(params.model_extra or {}),
+            max_new_tokens=cap, temperature=params.temperature, top_p=params.top_p, extra=dict(params.model_extra or {})
         )
 
     def plain_sampling_params(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A trainer's report on the rows of a step, and the query of the mismatch."""
+"""A trainer's report on the rows of a step, and the query of the mismatch between trainer and engine."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ MAX_FLOAT32 = 3.4e38
 
 
 class ReportedRow(Body):
-    """The trainer's values for one training row. A row with a number that is not finite is refused; the other rows of
-    the report are stored."""
+    """The trainer's values for one training row. A row with an invalid number is refused; the other rows of the report
+    are stored."""
 
     uid: Identifier
     """Id of the trajectory."""
@@ -35,7 +35,7 @@ class ReportedRow(Body):
     """Share of its trained tokens whose ratio was clipped, 0 to 1."""
 
     def check_numbers(self) -> None:
-        """Raises ``ValueError`` for a number that is not finite, or that a float32 does not hold."""
+        """Raises ``ValueError`` for a number that no float32 holds, NaN, or a ``clip_share`` outside 0 to 1."""
         _check("clip_share", self.clip_share, 0.0, 1.0)
         for name in ("advantage", "entropy", "loss_share"):
             _check(name, getattr(self, name))
@@ -61,7 +61,7 @@ class TrainerReport(Body):
 
 
 class MismatchQuery(Body):
-    """The query of a job's mismatch."""
+    """The query of the turns whose log-probs differ most between trainer and engine."""
 
     limit: Annotated[Count, Field(ge=1, le=500)] = 20
     """Maximum number of listed turns."""

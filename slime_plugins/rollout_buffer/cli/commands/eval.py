@@ -62,8 +62,7 @@ class EvaluationOptions:
         ),
     ] = None
     output: Annotated[
-        Path,
-        typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it."),
+        Path, typer.Option(help="Folder of this evaluation: plan, trajectories, report; the same command continues it.")
     ] = Path("rollout_eval")
     samples_per_task: Annotated[int, typer.Option(min=1, max=4096, help="Samples of each task.")] = 1
     pass_k: Annotated[

@@ -86,11 +86,7 @@ def doctor(
         set_android_settings(android_config, android)
         settings = load_settings({})
     examination = Examination(
-        settings=settings,
-        data_dir=data_dir,
-        engine_url=engine_url,
-        tokenizer_path=tokenizer,
-        ray_address=ray_address,
+        settings=settings, data_dir=data_dir, engine_url=engine_url, tokenizer_path=tokenizer, ray_address=ray_address
     )
     findings = examine(examination)
     conclusion = verdict(findings, settings.device)

@@ -136,7 +136,7 @@ def import_list(
         if not yes:
             errors.print(
                 f"Job {job_id} will count these {ids.total()} entries as consumed, and nothing else. Other delivered "
-                "groups will be delivered again.",
+                "groups will be delivered again."
             )
             typer.confirm("Continue? (--yes skips this question)", abort=True, err=True)
         client.start_rollout(start)

@@ -40,7 +40,7 @@ def playable(capabilities: Collection[Capability]) -> list[str]:
     return [name for name in task_needs() if not missing(name, capabilities)]
 
 
-def check_of_tasks(name: str, capabilities: Collection[Capability]) -> DeviceCheck:
+def check_of_tasks(check_name: str, capabilities: Collection[Capability]) -> DeviceCheck:
     """Returns doctor's line: how many tasks the device can play, and which tasks each missing capability excludes."""
     tasks = playable(capabilities)
     parts = [f"plays {_listed(tasks)} of the {len(task_needs())} tasks"]
@@ -48,7 +48,7 @@ def check_of_tasks(name: str, capabilities: Collection[Capability]) -> DeviceChe
         excluded = [task for task, needs in task_needs().items() if capability in needs]
         parts += [f"{capability} is missing for {_listed(excluded)}"] if excluded else []
     return DeviceCheck(
-        name=name,
+        name=check_name,
         passed=bool(tasks),
         detail="; ".join(parts),
         remedy="give the device what is missing, or take it out of the inventory",
@@ -56,7 +56,7 @@ def check_of_tasks(name: str, capabilities: Collection[Capability]) -> DeviceChe
 
 
 def _listed(names: list[str]) -> str:
-    """Returns the number of tasks and, unless it is none or all of them, their names, or the first two of many."""
+    """Returns the number of tasks, with names unless it is none or all of them. Of many, the first two are named."""
     if not names or len(names) == len(task_needs()):
         return str(len(names))
     return f"{len(names)} ({', '.join(names if len(names) <= _MAX_NAMES else [*names[:2], '…'])})"

@@ -28,7 +28,9 @@ _TOOLS_IN_TEXT = (
 
 
 def with_instructions(prompt: Sequence[Message], text: str | None, *, editing: bool) -> list[Message]:
-    """Adds a system message to a prompt without one; ``text`` None adds the shipped one, an empty text none."""
+    """Adds a system message to a prompt without one; its text is ``text``, or the shipped one for None.
+
+    With an empty ``text`` nothing is added."""
     if text is None:
         text = f"{_TASK} {_EDITING}" if editing else _TASK
     if not text or prompt[0]["role"] == "system":

@@ -254,10 +254,7 @@ TOOLS = (
             ),
         ),
     ),
-    Tool(
-        name=ToolName.CHECK_BUDGET,
-        description="Tells how many tokens the context holds and how many are left.",
-    ),
+    Tool(name=ToolName.CHECK_BUDGET, description="Tells how many tokens the context holds and how many are left."),
     Tool(
         name=ToolName.DELETE_CONTEXT,
         description="Deletes messages from the context by their msg_id, for good. What matters should be in a note "

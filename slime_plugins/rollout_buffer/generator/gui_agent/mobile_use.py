@@ -41,11 +41,7 @@ MOBILE_USE_TOOL: dict[str, Any] = {
         "parameters": {
             "type": "object",
             "properties": {
-                "action": {
-                    "type": "string",
-                    "description": _ACTION_HELP,
-                    "enum": [kind.value for kind in ActionKind],
-                },
+                "action": {"type": "string", "description": _ACTION_HELP, "enum": [kind.value for kind in ActionKind]},
                 "coordinate": {
                     **_POINT,
                     "description": "[x, y] of the point. Needed by `click`, `long_press` and `swipe` (its start).",
@@ -58,11 +54,7 @@ MOBILE_USE_TOOL: dict[str, Any] = {
                     "description": "Needed by `system_button`.",
                     "enum": [button.value for button in SystemButton],
                 },
-                "status": {
-                    "type": "string",
-                    "description": "Needed by `terminate`.",
-                    "enum": ["success", "failure"],
-                },
+                "status": {"type": "string", "description": "Needed by `terminate`.", "enum": ["success", "failure"]},
             },
             "required": ["action"],
         },

@@ -142,11 +142,7 @@ class SharedBrowsers:
         self.call(lambda: self._close(opened), None, timeout_s, "closing a page")
 
     def call(
-        self,
-        work: Callable[[], Coroutine[Any, Any, _Result]],
-        opened: OpenPage | None,
-        timeout_s: float,
-        doing: str,
+        self, work: Callable[[], Coroutine[Any, Any, _Result]], opened: OpenPage | None, timeout_s: float, doing: str
     ) -> _Result:
         """Runs ``work`` on the browsers' loop and returns its result.
 

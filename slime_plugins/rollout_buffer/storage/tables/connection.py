@@ -13,7 +13,10 @@ Record = TypeVar("Record")
 
 
 def as_record(kind: type[Record], row: sqlite3.Row, **converted: Any) -> Record:
-    """Returns a row as a dataclass with slots named as columns; ``converted`` has the fields that are not as stored."""
+    """Returns a row as a dataclass whose slots are named as columns.
+
+    ``converted`` has the fields whose values differ from the columns.
+    """
     slots: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # of a dataclass with slots
     return kind(**{name: row[name] for name in slots if name not in converted}, **converted)
 
@@ -24,7 +27,7 @@ def insert_row(connection: Connection, table: str, columns: Mapping[str, Any]) -
     return int(connection.execute(query, columns).fetchone()[0])
 
 
-def update_row(connection: Connection, table: str, key: int, columns: Mapping[str, Any], *, by: str = "key") -> None:
-    """Changes columns of the row whose column ``by`` is ``key``."""
+def update_row(connection: Connection, table: str, value: int, columns: Mapping[str, Any], *, by: str = "key") -> None:
+    """Changes columns of the row whose column ``by`` has that value."""
     assignments = ", ".join(f"{name} = :{name}" for name in columns)
-    connection.execute(f"UPDATE {table} SET {assignments} WHERE {by} = :{by}", {**columns, by: key})
+    connection.execute(f"UPDATE {table} SET {assignments} WHERE {by} = :{by}", {**columns, by: value})

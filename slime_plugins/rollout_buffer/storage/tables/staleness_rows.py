@@ -12,17 +12,22 @@ MAX_DELIVERIES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakenGroups:
-    """A delivery: its time, how long the trainer waited for it, its weight version and its number of groups."""
+class TimedDelivery:
+    """A delivery with the times that show the trainer's pace."""
 
-    at: float
+    delivered_at: float
     waited_s: float
+    """How long the trainer's poll waited for it."""
     version: int
-    groups: int
+    """The weight version that the poll reported."""
+    group_count: int
 
 
-def newest_deliveries(connection: Connection, job_key: int, since: float) -> list[TakenGroups]:
-    """Returns a job's newest deliveries that were made since a time and have not expired, oldest first."""
+def newest_deliveries(connection: Connection, job_key: int, since: float) -> list[TimedDelivery]:
+    """Returns a job's newest deliveries that were made since a time and have not expired, oldest first.
+
+    Deliveries to a poll that reported no weight version are left out.
+    """
     query = (
         "SELECT created_at, coalesce(waited_s, 0.0), json_extract(meta_info, '$.weight_version'), "
         "(SELECT count(*) FROM delivery_groups WHERE delivery_key = deliveries.key) FROM deliveries "
@@ -30,24 +35,24 @@ def newest_deliveries(connection: Connection, job_key: int, since: float) -> lis
     )
     newest_first = connection.execute(query, (job_key, since, MAX_DELIVERIES)).fetchall()
     return [
-        TakenGroups(at=at, waited_s=waited_s, version=int(version), groups=groups)
-        for at, waited_s, version, groups in reversed(newest_first)
+        TimedDelivery(delivered_at=at, waited_s=waited_s, version=int(version), group_count=count)
+        for at, waited_s, version, count in reversed(newest_first)
         if version is not None
     ]
 
 
-def oldest_being_played(connection: Connection, job_key: int) -> float | None:
+def oldest_running_since(connection: Connection, job_key: int) -> float | None:
     """Returns when the oldest group with a running attempt was opened; None if no attempt is running."""
     query = (
         "SELECT min(opened_at) FROM groups WHERE job_key = ? AND state = 'open' AND opened_at IS NOT NULL "
         "AND EXISTS (SELECT 1 FROM attempts WHERE group_key = groups.key AND attempts.state = 'running')"
     )
-    began = connection.execute(query, (job_key,)).fetchone()[0]
-    return None if began is None else float(began)
+    opened_at = connection.execute(query, (job_key,)).fetchone()[0]
+    return None if opened_at is None else float(opened_at)
 
 
 def newest_episodes(connection: Connection, job_key: int, trainer_run: int, limit: int) -> list[SampledEpisode]:
-    """Returns the newest ``limit`` trajectories, without those of earlier runs of the trainer, with start times."""
+    """Returns those of the newest ``limit`` trajectories that are of this run of the trainer, with start times."""
     query = (
         "SELECT group_key, oldest_version, started_at FROM (SELECT group_key, slot, attempt, oldest_version, "
         "trainer_run FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ? ORDER BY key DESC LIMIT ?) "
