@@ -44,7 +44,7 @@ class EngineOptions:
     ] = None
     seed: Annotated[
         int | None, typer.Option(help="Seed of what is sampled.", show_default="0; a model's: another each time")
-    ] = 0
+    ] = None
     latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0
     token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")] = 0.0
     model: Annotated[
