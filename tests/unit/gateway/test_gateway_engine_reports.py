@@ -102,7 +102,9 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
             assert (await gateway.chat(opened, [USER])).status == 200
 
 
-async def test_findings_on_prompts_whose_write_failed_are_stored_later(tmp_path: Path) -> None:
+async def test_findings_on_prompts_whose_write_failed_are_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = AsyncMock(spec=HttpEngine, fidelity=EngineFidelity(findings=("drops the system prompt",)), is_away=False)
     engine.report.return_value = EngineReport(url="")
     store = Store(tmp_path)
@@ -111,11 +113,10 @@ async def test_findings_on_prompts_whose_write_failed_are_stored_later(tmp_path:
     gateway = Gateway(GatewaySettings(data_dir=tmp_path), buffer, backends=backends)
     job = start_session_job(buffer)
     await backends.open(job)
-    write = buffer.keep_prompt_findings
-    buffer.keep_prompt_findings = Mock(side_effect=UnavailableError("busy"))  # type: ignore[method-assign]
-    with pytest.raises(UnavailableError):
-        await gateway.reconcile()
-    buffer.keep_prompt_findings = write  # type: ignore[method-assign]
+    with monkeypatch.context() as busy:
+        busy.setattr(buffer, "keep_prompt_findings", Mock(side_effect=UnavailableError("busy")))
+        with pytest.raises(UnavailableError):
+            await gateway.reconcile()
     await gateway.reconcile()
     found = buffer.heartbeat(PROMPTS.of_job(job.key))
     assert found is not None

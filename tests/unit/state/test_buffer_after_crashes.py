@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.errors import StaleAttemptError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS, GroupFunctions, GroupPolicy, Member
@@ -80,6 +83,15 @@ def test_an_attempt_of_a_closed_group_does_not_run_for_ever(buffer: Buffer) -> N
     # The runner is killed before it gives the attempt up.
     buffer.begin_running(job.key)
     assert describe_job(buffer.store, job)["attempts"] == {"given_up": 1}
+
+
+def test_a_replaced_runner_does_not_fail_the_job_of_its_successor(buffer: Buffer) -> None:
+    job = start_played(buffer)
+    replaced = buffer.begin_running(job.key)
+    buffer.begin_running(job.key)
+    with pytest.raises(StaleAttemptError):
+        buffer.stop_failing_job(replaced, job.key, limit=3)
+    assert describe_job(buffer.store, job)["state"] == "running"
 
 
 def while_judging(happens: Callable[[], object]) -> GroupFunctions:
