@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from slime_plugins.rollout_buffer.types import Generation
 
@@ -17,8 +16,7 @@ WAITING = frozenset({"acquire"})
 """Phases in which an episode waits for its device."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpisodeFacts:
+class EpisodeFacts(NamedTuple):
     """Statistics of one episode; the names are those of the columns."""
 
     success: float | None = None

@@ -220,6 +220,8 @@ def refuse_too_many_objects(content: bytes | bytearray, what: str) -> None:
     Raises:
         PayloadTooLargeError: it has more than ``MAX_OBJECTS`` lists and objects, or ``MAX_COMMAS`` commas.
     """
+    if len(content) <= MAX_OBJECTS:
+        return  # each list, object and comma is at least one byte
     objects = _count_brackets(content)
     if objects > MAX_OBJECTS and len(content) < MAX_BYTES_READ_FOR_TEXTS:
         objects -= sum(_count_brackets(text[0]) for text in _TEXT.finditer(content))  # formulas are full of brackets

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from slime_plugins.rollout_buffer.rules.prompt_receipts import prompt_counts
 from slime_plugins.rollout_buffer.rules.trajectory_stats import facts_of, forks_of
@@ -62,7 +62,7 @@ def insert_trajectory(
         reward=played.reward,
         raw_reward=played.raw_reward,
         **versions,
-        **asdict(facts_of(played.extra_info, played.timings_s, played.generations)),
+        **facts_of(played.extra_info, played.timings_s, played.generations)._asdict(),
         late=filled.late,
         created_at=now,
         **payload.columns(),

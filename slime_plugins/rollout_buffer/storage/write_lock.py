@@ -1,9 +1,10 @@
 """The write lock: one process writes at a time, and the holder's pid is recorded.
 
 SQLite's ``busy_timeout`` sleeps up to 100 ms and is not fair: of seven processes that write continuously, one waited
-6 s. This is a file lock that is polled every few milliseconds. A process that waits for it sets a mark, upon which the
-last holder lets others in before it takes the lock again. The kernel releases the lock of a killed process. A stopped
-process (SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that names it.
+6 s. This is a file lock that is polled every few milliseconds. A process that waits for it sets a mark, upon which a
+process that has taken it again and again for ``MAX_TURN_S`` lets others in first. The kernel releases the lock of a
+killed process. A stopped process (SIGSTOP, a debugger, swap) keeps the lock: the others time out with an error that
+names it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LOCK_TIMEOUT_S = 8.0
 MIN_LOCK_PAUSE_S = 0.0005
 MAX_LOCK_PAUSE_S = 0.002
 """Pause between two attempts to take the lock; it doubles each time up to ``MAX_LOCK_PAUSE_S``."""
+MAX_TURN_S = 0.02
+"""Time after which a process lets others in. Longer: more writes per second; shorter: others wait less."""
 _RECORD_BYTES = 64
 """Size of the record of the holder at the start of the lock file; the next byte is the mark of waiting processes."""
 _WAITS_FOR_DISK = "D"
@@ -58,8 +61,8 @@ class WriteLock:
         self._file = open_lock_file(folder / "writer.active")
         status = process_status(os.getpid())
         self._me = f"{os.getpid()} {-1 if status is None else status.started}"
-        self._held_last = False
-        """True if this process was the last holder."""
+        self._turn_began_at: float | None = None
+        """When this process took the lock from another one; None if another may have held it since."""
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -102,19 +105,20 @@ class WriteLock:
 
     def _acquire(self, deadline: float) -> None:
         pause_s = MIN_LOCK_PAUSE_S
-        if self._held_last and self._is_marked():
-            self._mark(b"0")
+        began_at = self._turn_began_at
+        if began_at is not None and time.monotonic() - began_at > MAX_TURN_S and self._is_marked():
+            self._turn_began_at = None
             time.sleep(MAX_LOCK_PAUSE_S)
         while not try_lock(self._file):
-            self._held_last = False
+            self._turn_began_at = None
             if time.monotonic() > deadline:
                 raise self._busy_error()
             self._mark(b"1")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_LOCK_PAUSE_S)
-        if not self._held_last:
+        if self._turn_began_at is None:
+            self._turn_began_at = time.monotonic()
             self._mark(b"0")  # this process may have set it; others that wait set it again
-        self._held_last = True
         self._record_holder(f"{self._me} {time.monotonic():.3f}")
 
     def _release(self) -> None:

@@ -123,18 +123,27 @@ def test_a_sibling_thread_that_hangs_holds_nobody_up_for_ever(lock: WriteLock, m
     thread.join()
 
 
-def test_who_held_the_lock_last_lets_in_who_waits_once(
+def test_who_takes_the_lock_again_and_again_lets_in_who_waits_once_per_turn(
     lock: WriteLock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, pauses = WriteLock(tmp_path), list[float]()
-    monkeypatch.setattr(write_lock, "LOCK_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    with lock.hold(), pytest.raises(UnavailableError), other.hold():
-        pass
-    pauses.clear()
-    for _ in range(2):
+    other, pauses, now = WriteLock(tmp_path), list[float](), [0.0]
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(write_lock, "LOCK_TIMEOUT_S", 0.0001)
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    paused = []
+    for _ in range(5):
+        pauses.clear()
         with lock.hold():
-            assert pauses == [write_lock.MAX_LOCK_PAUSE_S]
+            paused.append(list(pauses))
+            with pytest.raises(UnavailableError), other.hold():
+                pass
+            now[0] += 0.6 * write_lock.MAX_TURN_S
+    assert paused == [[], [], [write_lock.MAX_LOCK_PAUSE_S], [], [write_lock.MAX_LOCK_PAUSE_S]]
     other.close()
 
 
