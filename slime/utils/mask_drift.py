@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slime.utils.mask_rows import Generation, TrainingRow
+from slime.utils.mask_rows import Generation, TrainingRow, common_prefix_length
 
 
 class DriftKind(StrEnum):
@@ -100,9 +100,9 @@ def compare_with_rebuilt(
     if len(rows) > 1 and turn_index is None:  # only the images differ: the second row begins with other ones
         turn_index = rows[1].generation_indices[0]
         tokens = [*generations[turn_index].prompt_ids, *generations[turn_index].output_ids]
-        token_index = common_length(tokens, rebuilt.token_ids)
+        token_index = common_prefix_length(tokens, rebuilt.token_ids)
     return DriftReport(
-        # Rows that differ although no turn differs have another context.
+        # If the rows differ and no turn does, the difference is in their context.
         kinds=[kind.value for kind in DriftKind if kind in (kinds or {DriftKind.CONTEXT})],
         first_differing_turn=turn_index,
         first_differing_token=token_index,
@@ -128,7 +128,7 @@ class _Difference:
 
     def __init__(self, generation: Generation, turn: RebuiltTurn, rebuilt: RebuiltTokens) -> None:
         self._rebuilt = rebuilt
-        self._merged = list(rebuilt.token_ids[turn.start - 1 : turn.start]) if turn.merged else []
+        self._merged_ids = list(rebuilt.token_ids[turn.start - 1 : turn.start]) if turn.merged else []
         prompt, rebuilt_prompt = list(generation.prompt_ids), list(rebuilt.token_ids[: turn.start])
         sampled, rebuilt_output = list(generation.output_ids), list(rebuilt.token_ids[turn.start : turn.end])
         self.kinds: set[DriftKind] = set()
@@ -136,19 +136,19 @@ class _Difference:
         self.first_token = len(prompt)
         if sampled != rebuilt_output:
             self.kinds |= self._kinds_of_output(sampled, rebuilt_output)
-            shared = common_length(sampled, rebuilt_output)
+            shared = common_prefix_length(sampled, rebuilt_output)
             rest, rebuilt_rest = sampled[shared:], rebuilt_output[shared:]
-            self.tokens_affected = len(rest) - common_length(rest[::-1], rebuilt_rest[::-1])
+            self.tokens_affected = len(rest) - common_prefix_length(rest[::-1], rebuilt_rest[::-1])
             self.first_token += shared
         elif any(mask != int(generation.is_trained) for mask in rebuilt.loss_mask[turn.start : turn.end]):
             self.kinds.add(DriftKind.MASK)
         # The merged token makes the prompts differ as well; that is counted as BOUNDARY.
         if prompt != rebuilt_prompt and (sampled == rebuilt_output or not turn.merged):
             self.kinds.add(DriftKind.CONTEXT)
-            self.first_token = common_length(prompt, rebuilt_prompt)
+            self.first_token = common_prefix_length(prompt, rebuilt_prompt)
 
     def _kinds_of_output(self, sampled: list[int], rebuilt_output: list[int]) -> set[DriftKind]:
-        kinds: set[DriftKind] = {DriftKind.BOUNDARY} if self._merged else set()
+        kinds: set[DriftKind] = {DriftKind.BOUNDARY} if self._merged_ids else set()
         if sampled[-1:] != rebuilt_output[-1:]:
             kinds.add(DriftKind.EOS)
         body, rebuilt_body = self._without_end(sampled), self._without_end(rebuilt_output)
@@ -162,21 +162,17 @@ class _Difference:
     def _kinds_of_body(self, body: list[int], rebuilt_body: list[int]) -> set[DriftKind]:
         text, rebuilt_text = self._rebuilt.decode(body), self._rebuilt.decode(rebuilt_body)
         if text == rebuilt_text:
-            return {DriftKind.SPLIT if self._added(body) == self._added(rebuilt_body) else DriftKind.INJECTED}
+            return {
+                DriftKind.SPLIT if self._added_tokens(body) == self._added_tokens(rebuilt_body) else DriftKind.INJECTED
+            }
 
         if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}
 
-        # The text does not differ if its beginning is only missing because the merged token holds it.
+        # If the rebuilt text lacks only a beginning that the merged token holds, the texts are equal.
         beginning = text.removesuffix(rebuilt_text)
-        is_in_merged_token = self._rebuilt.decode(self._merged).endswith(beginning)
+        is_in_merged_token = self._rebuilt.decode(self._merged_ids).endswith(beginning)
         return set() if beginning + rebuilt_text == text and is_in_merged_token else {DriftKind.TEXT}
 
-    def _added(self, ids: list[int]) -> list[int]:
+    def _added_tokens(self, ids: list[int]) -> list[int]:
         return [token_id for token_id in ids if token_id in self._rebuilt.added_ids]
-
-
-def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns the length of the common prefix of two lists of ids."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))

@@ -16,12 +16,13 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from slime.utils.mask_drift import DriftReport, RebuiltTokens, RebuiltTurn, common_length, compare_with_rebuilt
+from slime.utils.mask_drift import DriftReport, RebuiltTokens, RebuiltTurn, compare_with_rebuilt
 from slime.utils.mask_rebuild import ConversationReader
 from slime.utils.mask_rows import (
     Generation,
     TrainingRow,
     align_with_expanded,
+    common_prefix_length,
     get_response_lengths,
     pack_training_rows,
     response_length_of,
@@ -46,7 +47,7 @@ IdsAndMask = tuple[list[int], list[int]]
 MaskMethod = Callable[["MultiTurnLossMaskGenerator", Sequence[Message], Sequence[Any] | None], IdsAndMask]
 
 DEEPSEEK_MARKER = "<｜Assistant｜>"
-"""The token by which slime knows a distilled DeepSeek."""
+"""The token by which slime recognises the tokenizer of a distilled DeepSeek."""
 BUILT_IN_TYPES = ("qwen", "qwen3", "qwen3_5", "gemma4", "distill_qwen")
 _CONVERSATIONS_PER_BATCH = 64  # they are rendered before their chunks are tokenised together
 _registered: dict[str, MaskMethod] = {}
@@ -109,8 +110,8 @@ class RebuiltConversation:
 class RebuiltRows:
     """Training rows made from messages.
 
-    ``by_turn`` is false for a single row with one mask of the whole conversation. It is made for a custom type, or if
-    the rows of all turns would have been too long; there are no ``generations`` then.
+    ``by_turn`` is false if there is a single row, with one mask of the whole conversation, and no ``generations``. This
+    row is made for a custom type, or if the rows of all turns would have been too long.
     """
 
     rows: list[TrainingRow]
@@ -170,7 +171,7 @@ class MultiTurnLossMaskGenerator:
             return [self.get_loss_mask(*arguments) for arguments in zip(conversations, tools_of_each, strict=True)]
 
         results = zip(self.mask_conversations(conversations, tools), conversations, tools_of_each, strict=True)
-        return [self._with_last_reasoning_kept(masked, messages, own) for masked, messages, own in results]
+        return [self._with_last_reasoning_kept(masked, messages, own_tools) for masked, messages, own_tools in results]
 
     def mask_conversation(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> MaskedConversation:
         """Returns ids and mask with the turns and all undecided tokens."""
@@ -185,9 +186,9 @@ class MultiTurnLossMaskGenerator:
         masked: list[MaskedConversation] = []
         for start in range(0, len(pairs), _CONVERSATIONS_PER_BATCH):
             batch = pairs[start : start + _CONVERSATIONS_PER_BATCH]
-            renderings = [self._template.render(self._dialect, messages, own) for messages, own in batch]
-            chunks = self._chunks.chunks([rendering.text for rendering in renderings])
-            masked += [self._assemble(rendering, own) for rendering, own in zip(renderings, chunks, strict=True)]
+            renderings = [self._template.render(self._dialect, messages, own_tools) for messages, own_tools in batch]
+            all_chunks = self._chunks.chunks([rendering.text for rendering in renderings])
+            masked += map(self._assemble, renderings, all_chunks)
         return masked
 
     def get_loss_mask_with_multimodal_alignment(
@@ -219,8 +220,8 @@ class MultiTurnLossMaskGenerator:
             ValueError: a turn cannot be located. Errors of the template are not translated.
         """
         turns = self._reader.turns(messages, tools, cut=cut)
-        chunks = self._chunks.chunks([text for turn in turns for text in (turn.prompt, turn.output)])
-        ids = [[token_id for chunk in own for token_id in chunk.ids] for own in chunks]
+        all_chunks = self._chunks.chunks([text for turn in turns for text in (turn.prompt, turn.output)])
+        ids = [[token_id for chunk in chunks for token_id in chunk.ids] for chunks in all_chunks]
         generations = [
             Generation(
                 prompt_ids=ids[2 * number],
@@ -229,7 +230,7 @@ class MultiTurnLossMaskGenerator:
             )
             for number, turn in enumerate(turns)
         ]
-        undecided = tuple(one for turn in turns for one in turn.undecided)
+        undecided = tuple(part for turn in turns for part in turn.undecided)
         self._log_undecided(undecided)
         return RebuiltConversation(generations, tuple(turn.message_index for turn in turns), undecided)
 
@@ -272,7 +273,7 @@ class MultiTurnLossMaskGenerator:
         that packs into more than one row.
         """
         masked = self._masked_by_type(messages, tools)
-        boundaries = {one.message_index for one in masked.undecided if one.reason is UndecidedReason.BOUNDARY}
+        boundaries = {part.message_index for part in masked.undecided if part.reason is UndecidedReason.BOUNDARY}
         turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in boundaries) for turn in masked.turns]
         rebuilt = RebuiltTokens(
             masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
@@ -307,7 +308,7 @@ class MultiTurnLossMaskGenerator:
     def find_all_sublist_indices(self, main_list: Sequence[int], sublist: Sequence[int]) -> list[int]:
         """Returns every index at which ``sublist`` begins in ``main_list``. Unused; part of slime's class."""
         wanted, size = list(sublist), len(sublist)
-        return [at for at in range(len(main_list) - size + 1) if list(main_list[at : at + size]) == wanted]
+        return [start for start in range(len(main_list) - size + 1) if list(main_list[start : start + size]) == wanted]
 
     def get_system_message_length(self) -> tuple[int, int]:
         """Returns two numbers of tokens: before the first user message, and of the generation prompt.
@@ -316,14 +317,13 @@ class MultiTurnLossMaskGenerator:
         class.
         """
         user = {"role": "user", "content": "Hello"}
-        one, two, asked = (
+        texts = [
             self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
             for messages, prompt in (([user], False), ([user, user], False), ([user, user], True))
-        )
-        one, two, asked = (
-            len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (one, two, asked)
-        )
-        return 2 * one - two, asked - two
+        ]
+        one, two, two_with_prompt = (len(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+        user_message = two - one
+        return one - user_message, two_with_prompt - two
 
     @property
     def cache_bytes(self) -> int:
@@ -421,7 +421,7 @@ class MultiTurnLossMaskGenerator:
 
         rebuilt = self.rebuild_conversation(messages, tools)
         last = rebuilt.generations[-1]
-        shared = common_length(masked.token_ids, last.prompt_ids)
+        shared = common_prefix_length(masked.token_ids, last.prompt_ids)
         prompt_mask = [*masked.loss_mask[:shared], *[0] * (len(last.prompt_ids) - shared)]
         output_mask = [int(last.trained and token_id not in self.image_token_ids) for token_id in last.output_ids]
         return [*last.prompt_ids, *last.output_ids], [*prompt_mask, *output_mask]
@@ -435,20 +435,24 @@ class MultiTurnLossMaskGenerator:
             return row
 
         pairs = list(zip(row.token_ids, row.loss_mask, strict=True))
-        images = [at for at, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids]
-        undecided += [Undecided(UndecidedReason.IMAGE, position=at) for at in images]
+        images = [
+            index for index, (token_id, trained) in enumerate(pairs) if trained and token_id in self.image_token_ids
+        ]
+        undecided += [Undecided(UndecidedReason.IMAGE, position=index) for index in images]
         loss_mask = [0 if token_id in self.image_token_ids else trained for token_id, trained in pairs]
         return replace(row, loss_mask=loss_mask, response_length=response_length_of(loss_mask))
 
     def _log_undecided(self, undecided: Sequence[Undecided]) -> None:
-        for one in undecided:
-            quiet = self._undecided_was_reported or one.reason is UndecidedReason.EMPTY_THINKING
+        for part in undecided:
+            # Every turn without thinking has an empty thinking block in its prompt.
+            quiet = self._undecided_was_reported or part.reason is UndecidedReason.EMPTY_THINKING
+            names = (("message", part.message_index), ("token", part.position))
+            place = ", ".join(f"{name} {index}" for name, index in names if index is not None) or "a conversation"
             logger.log(
                 logging.DEBUG if quiet else logging.WARNING,
-                "message %s, token %s is not trained: %s (later ones are logged at level DEBUG)",
-                one.message_index,
-                one.position,
-                one.detail or one.reason,
+                "%s is not trained: %s (further cases are logged at level DEBUG)",
+                place,
+                part.detail or part.reason,
             )
             self._undecided_was_reported |= not quiet
 
@@ -460,41 +464,39 @@ class MultiTurnLossMaskGenerator:
         if rendering.problem is not None:
             undecided.append(Undecided(UndecidedReason.TEMPLATE, detail=rendering.problem))
         for rendered, first, last in _places_of_turns(rendering.turns, chunks):
-            turn, shared = self._turn(rendering, rendered, first, last)
+            turn, crossing = self._turn(rendering, rendered, first, last)
             turns.append(turn)
             if turn.trained:
                 loss_mask[turn.start : turn.end] = [1] * (turn.end - turn.start)
-                undecided += [Undecided(UndecidedReason.BOUNDARY, turn.message_index, at) for at in shared]
-                for at in self._images_in(token_ids, turn):
-                    loss_mask[at] = 0
-                    undecided.append(Undecided(UndecidedReason.IMAGE, turn.message_index, at))
+                undecided += [Undecided(UndecidedReason.BOUNDARY, turn.message_index, index) for index in crossing]
+                for index in self._images_in(token_ids, turn):
+                    loss_mask[index] = 0
+                    undecided.append(Undecided(UndecidedReason.IMAGE, turn.message_index, index))
                 undecided += _left_out(rendering, rendered)
         return MaskedConversation(token_ids, loss_mask, tuple(turns), tuple(undecided))
 
     def _turn(
         self, rendering: Rendering, turn: RenderedTurn, first: _Place, last: _Place
     ) -> tuple[MaskedTurn, list[int]]:
-        """Converts the character range of a turn to tokens; also returns the tokens that cross its boundaries.
+        """Converts the character range of a turn to tokens; also returns the indices of tokens across its boundaries.
 
         ``first`` and ``last`` are the chunks in which the turn begins and ends.
         """
         before_start, start = self._chunks.boundary(first.chunk, turn.start - first.character)
         end, after_end = self._chunks.boundary(last.chunk, turn.end - last.character)
-        shared: list[int] = []
-        if before_start != start or end != after_end:
-            at_start = range(first.token + before_start, first.token + start)
-            at_end = range(last.token + end, last.token + after_end)
-            shared = list(dict.fromkeys([*at_start, *at_end]))
+        at_start = range(first.token + before_start, first.token + start)
+        at_end = range(last.token + end, last.token + after_end)
+        crossing = list(dict.fromkeys([*at_start, *at_end]))  # one token may cross both
         trained = rendering.messages[turn.message_index].get("step_loss_mask", 1) == 1
         first_token = first.token + start
         # One token may hold the whole turn and more: then no token is the turn's own.
-        return MaskedTurn(turn.message_index, first_token, max(first_token, last.token + end), trained), shared
+        return MaskedTurn(turn.message_index, first_token, max(first_token, last.token + end), trained), crossing
 
     def _images_in(self, token_ids: list[int], turn: MaskedTurn) -> list[int]:
         if not self.image_token_ids or self.image_token_ids.isdisjoint(token_ids[turn.start : turn.end]):
             return []
 
-        return [at for at in range(turn.start, turn.end) if token_ids[at] in self.image_token_ids]
+        return [index for index in range(turn.start, turn.end) if token_ids[index] in self.image_token_ids]
 
 
 class _Place(NamedTuple):
@@ -508,22 +510,21 @@ class _Place(NamedTuple):
 def _places_of_turns(
     turns: Sequence[RenderedTurn], chunks: Sequence[Chunk]
 ) -> Iterable[tuple[RenderedTurn, _Place, _Place]]:
-    """Yields each turn with the chunks in which it begins and ends: one chunk, unless its text contains a marker."""
+    """Yields each turn with the chunks in which it begins and ends; these differ only if its text contains a marker."""
     ends = list(accumulate([len(chunk.text) for chunk in chunks]))
     tokens = list(accumulate([len(chunk.ids) for chunk in chunks]))
 
-    def place(at: int) -> _Place:
-        return _Place(chunks[at], ends[at - 1], tokens[at - 1]) if at else _Place(chunks[0], 0, 0)
+    def place(index: int) -> _Place:
+        return _Place(chunks[index], ends[index - 1], tokens[index - 1]) if index else _Place(chunks[0], 0, 0)
 
-    at = 0
+    index = 0
     for turn in turns:
-        while ends[at] <= turn.start:
-            at += 1
-        first = last = place(at)
-        if ends[at] < turn.end:
-            while ends[at] < turn.end:
-                at += 1
-            last = place(at)
+        while ends[index] <= turn.start:
+            index += 1
+        first = place(index)
+        while ends[index] < turn.end:
+            index += 1
+        last = place(index)
         yield turn, first, last
 
 
@@ -581,17 +582,18 @@ def checked_ids_and_mask(given: Any) -> IdsAndMask:
 
 
 def _flat(ids: Any) -> list[int]:
+    """Returns ids of shape [n] or [1, n] as a list."""
     plain = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     return list(plain[0]) if len(plain) == 1 and isinstance(plain[0], (list, tuple)) else plain
 
 
 def _trained_stretches(loss_mask: Sequence[int]) -> Iterable[tuple[int, int]]:
     start: int | None = None
-    for at, value in enumerate(loss_mask):
+    for index, value in enumerate(loss_mask):
         if value == 1 and start is None:
-            start = at
+            start = index
         elif value != 1 and start is not None:
-            yield start, at
+            yield start, index
             start = None
     if start is not None:
         yield start, len(loss_mask)

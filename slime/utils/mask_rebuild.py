@@ -126,12 +126,13 @@ class ConversationReader:
         for switches in THINKING_SWITCHES:
             try:
                 without = self._template.text([_user()], switches=switches)
-                asked = self._template.text([_user()], generation_prompt=True, switches=switches)
+                with_prompt = self._template.text([_user()], generation_prompt=True, switches=switches)
             except Exception:  # a template may refuse a switch, but not the plain prompt
                 if not switches:
                     raise
                 continue
-            modes.append(_PromptMode(switches, asked[len(without) :] if asked.startswith(without) else ""))
+            is_appended = with_prompt.startswith(without)
+            modes.append(_PromptMode(switches, with_prompt[len(without) :] if is_appended else ""))
         return modes
 
     def with_calls(self, text: str, message: Message) -> str:
@@ -177,23 +178,20 @@ class _Conversation:
         self._reader = reader
         self._template = template
         self._dialect = dialect
-        given = (
-            messages
-            if reader.reads_lists
-            else [message if message.get("content") is None else with_text_content(message) for message in messages]
-        )
+        if not reader.reads_lists:  # null is not changed: templates may render it otherwise than an empty text
+            messages = [m if m.get("content") is None else with_text_content(m) for m in messages]
         self._write: Writer
-        self._write, self._messages, self._text = template.render_accepted_form(given, tools)
+        self._write, self._messages, _ = template.render_accepted_form(messages, tools)
         self._tools = tools
-        speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
-        self._speakers = speakers
-        self._cut = {index for index in speakers if messages[index].get("finish_reason") == "length"}
-        if cut and speakers and speakers[-1] == len(messages) - 1:
-            self._cut.add(speakers[-1])
-        self._thinking = {index: self._thinking_of(index) for index in speakers}
+        indices = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        self._assistant_indices = indices
+        self._cut = {index for index in indices if messages[index].get("finish_reason") == "length"}
+        if cut and indices and indices[-1] == len(messages) - 1:
+            self._cut.add(indices[-1])
+        self._thinking = {index: self._thinking_of(index) for index in indices}
 
     def turns(self) -> list[WrittenTurn]:
-        return [self._turn(index) for index in self._speakers]
+        return [self._turn(index) for index in self._assistant_indices]
 
     def _turn(self, index: int) -> WrittenTurn:
         mode = self._mode(index)

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
 ROUTED_EXPERTS = "routed_experts"
 """For each token but the first, the experts of the forward pass that read the token before it (and sampled it, if it
@@ -49,7 +50,7 @@ class TokenRecords:
 
     def __post_init__(self) -> None:
         numbers, rest = divmod(len(self.values), self.itemsize)
-        fits = numbers % self.width == 0 if self.width else numbers == (self.ends[-1] if self.ends else 0)
+        fits = numbers % self.width == 0 if self.width else numbers == max(self.ends, default=0)
         if rest or not fits or list(self.ends) != sorted(self.ends):
             raise ValueError(f"{len(self.values)} bytes are not whole records of their tokens")
 
@@ -60,9 +61,11 @@ class TokenRecords:
         Raises:
             ValueError: a number is negative, or the numbers are not whole records.
         """
-        planes = [data[at::4] for at in range(4)]  # the lowest byte of each number, the second, the third, the highest
+        planes = [
+            data[byte::4] for byte in range(4)
+        ]  # the lowest byte of each number, the second, the third, the highest
         if len(data) % 4 or planes[3].translate(None, _TOP_BYTES_FROM_0_ON):
-            raise ValueError("they are no int32 numbers from 0 on")
+            raise ValueError("the records are no int32 numbers from 0 on")
         if not any(map(_has_bits, planes[1:])):
             return cls(start, planes[0], 1, width, tuple(ends))
         if any(map(_has_bits, planes[2:])):
@@ -87,7 +90,7 @@ class TokenRecords:
         """Returns each token's record."""
         numbers = self.numbers()
         ends = range(self.width, len(numbers) + 1, self.width) if self.width else self.ends
-        return [numbers[begin:end] for begin, end in zip([0, *ends][: len(ends)], ends, strict=True)]
+        return [numbers[begin:end] for begin, end in pairwise([0, *ends])]
 
     def part(self, start: int, end: int) -> TokenRecords:
         """Returns the records of the tokens from index ``start`` to ``end``, clipped to existing records."""
@@ -113,11 +116,11 @@ class TokenRecords:
         if len(data) < _HEADER.size or not data.startswith(RECORDS_MAGIC):
             raise ValueError("these bytes are no token records")
         _, start, count, itemsize, width = _HEADER.unpack_from(data)
-        values_at = _HEADER.size + (0 if width else 4 * count)  # records of variable length have their ends before
-        if itemsize not in _TYPECODES or len(data) < values_at:
-            raise ValueError("the token records are cut off")
-        ends = () if width else tuple(array("I", data[_HEADER.size : values_at]))
-        records = cls(start, data[values_at:], itemsize, width, ends)
+        values_start = _HEADER.size + (0 if width else 4 * count)  # the ends of records of variable length come first
+        if itemsize not in _TYPECODES or len(data) < values_start:
+            raise ValueError("the token records are damaged or cut off")
+        ends = () if width else tuple(array("I", data[_HEADER.size : values_start]))
+        records = cls(start, data[values_start:], itemsize, width, ends)
         if len(records) != count:
             raise ValueError(f"there are {len(records)} token records, and {count} were written")
         return records
@@ -209,16 +212,16 @@ class PromptReceipt:
 class Generation:
     """Prompt and sampled output of one turn, exactly as sent and received.
 
-    ``prompt_ids`` are the ids that the engine ran, if it reports them (``prompt_receipt``; None if not requested), with
-    one placeholder per image. ``output_log_probs`` is as long as ``output_ids``, None if the engine returned none. A
-    turn that was aborted and resumed is one generation with several ``weight_version_spans``. With ``trained=False``
-    the tokens are context only.
+    ``prompt_ids`` are the ids that the engine ran if it reports them, else those that it was sent, with one placeholder
+    per image. ``prompt_receipt`` is its report on the prompt, None if it was not requested. ``output_log_probs`` is as
+    long as ``output_ids``, None if the engine returned none. A turn that was aborted and resumed is one generation with
+    several ``weight_version_spans``. With ``trained=False`` the tokens are context only.
 
     ``images`` are the sha256 of the images of the prompt's placeholders, in order; None if unknown. ``prompt_tokens``
     is the engine's count of prompt tokens with images expanded, and ``cached_tokens`` the number of them in its prefix
-    cache; None if unknown. ``records`` are the token records by kind. ``engine_s`` are the
-    seconds that the turn waited for the engine, retries included, ``environment_s`` those from its reply to the next
-    request or the end of the episode; None if unknown.
+    cache; None if unknown. ``records`` are the token records by kind. ``engine_s`` are the seconds that the turn waited
+    for the engine, retries included; ``environment_s`` are the seconds from the engine's reply to the next request or
+    the end of the episode; None if unknown.
     """
 
     prompt_ids: Sequence[int]
@@ -252,10 +255,10 @@ class Generation:
 class TrainingRow:
     """One sequence with a loss; the three lists have equal lengths.
 
-    ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` are the engine's at the ones and 0.0
-    elsewhere, or None if the engine returned none. ``response_length`` counts from the first trained token to the end.
-    ``generation_indices`` are the ascending indices of the generations in this row. ``images`` are the image hashes
-    of its placeholders in order; None if unknown.
+    ``loss_mask`` is 1 on sampled, trained tokens and 0 elsewhere. ``log_probs`` are the engine's at these tokens and
+    0.0 elsewhere, or None if the engine returned none. ``response_length`` counts from the first trained token to the
+    end. ``generation_indices`` are the ascending indices of the generations in this row. ``images`` are the image
+    hashes of its placeholders in order; None if unknown.
     """
 
     token_ids: list[int]
@@ -301,8 +304,8 @@ def pack_training_rows_within(
     Also returns the indices of the longer generations, which are dropped.
     """
     numbered = list(enumerate(generations))
-    dropped = {at for at, one in numbered if len(one.prompt_ids) + len(one.output_ids) > max_tokens}
-    return _pack([(at, one) for at, one in numbered if at not in dropped]), sorted(dropped)
+    dropped = [index for index, turn in numbered if len(turn.prompt_ids) + len(turn.output_ids) > max_tokens]
+    return _pack([(index, turn) for index, turn in numbered if index not in set(dropped)]), dropped
 
 
 def _pack(numbered: Sequence[tuple[int, Generation]]) -> list[TrainingRow]:
@@ -378,8 +381,8 @@ class _OpenRow:
 
         log_probs = [float(value) for value in generation.output_log_probs]
         if not all(map(math.isfinite, log_probs)):
-            at = next(at for at, value in enumerate(log_probs) if not math.isfinite(value))
-            raise ValueError(f"generation {index} has the log-prob {log_probs[at]} at output token {at}")
+            position = next(position for position, value in enumerate(log_probs) if not math.isfinite(value))
+            raise ValueError(f"generation {index} has the log-prob {log_probs[position]} at output token {position}")
 
         return log_probs
 
@@ -393,11 +396,11 @@ def expand_image_tokens(row: TrainingRow, image_token_id: int, tokens_per_image:
     Raises:
         ValueError: the numbers of placeholders and images differ, or a placeholder was itself sampled.
     """
-    places = [at for at, token_id in enumerate(row.token_ids) if token_id == image_token_id]
+    places = [index for index, token_id in enumerate(row.token_ids) if token_id == image_token_id]
     if len(places) != len(tokens_per_image):
         raise ValueError(f"a row holds {len(places)} image placeholders for {len(tokens_per_image)} images")
 
-    if any(row.loss_mask[at] for at in places):
+    if any(row.loss_mask[place] for place in places):
         raise ValueError("an image placeholder was sampled by the model: ban vision tokens at sampling")
 
     token_ids: list[int] = []
@@ -424,28 +427,29 @@ def align_with_expanded(
 ) -> list[int]:
     """Aligns a mask with ids in which a processor repeated the image placeholders; placeholders are 0.
 
-    The repetitions are read from the ids: consecutive equal placeholders may be more in ``expanded``.
+    How often a placeholder was repeated is read from the ids: a run of equal placeholders may be longer in
+    ``expanded``.
 
     Raises:
         ValueError: the ids differ otherwise than in the number of consecutive placeholders.
     """
     mask: list[int] = []
-    at = 0
-    while at < len(token_ids):
-        expanded_at = len(mask)
-        if token_ids[at] in placeholders:
-            length, expanded_length = _equal_from(token_ids, at), _equal_from(expanded, expanded_at)
-            if expanded_at >= len(expanded) or expanded[expanded_at] != token_ids[at] or expanded_length < length:
-                raise ValueError(f"input_ids have no image at {expanded_at}, where the rendered conversation has one")
+    start = 0
+    while start < len(token_ids):
+        position = len(mask)  # in ``expanded``
+        if token_ids[start] in placeholders:
+            length, expanded_length = _equal_from(token_ids, start), _equal_from(expanded, position)
+            if position >= len(expanded) or expanded[position] != token_ids[start] or expanded_length < length:
+                raise ValueError(f"input_ids have no image at {position}, where the rendered conversation has one")
             mask += [0] * expanded_length
-            at += length
+            start += length
         else:
-            later = range(at, len(token_ids))
+            later = range(start, len(token_ids))
             end = next((index for index in later if token_ids[index] in placeholders), len(token_ids))
-            if list(expanded[expanded_at : expanded_at + end - at]) != list(token_ids[at:end]):
-                raise ValueError(f"input_ids differ from the rendered conversation at or after token {expanded_at}")
-            mask += loss_mask[at:end]
-            at = end
+            if list(expanded[position : position + end - start]) != list(token_ids[start:end]):
+                raise ValueError(f"input_ids differ from the rendered conversation at or after token {position}")
+            mask += loss_mask[start:end]
+            start = end
     if len(mask) != len(expanded):
         raise ValueError(f"input_ids continue after the end of the rendered conversation, at token {len(mask)}")
 
@@ -458,6 +462,15 @@ def _equal_from(ids: Sequence[int], start: int) -> int:
     while end < len(ids) and ids[end] == ids[start]:
         end += 1
     return end - start
+
+
+def common_prefix_length(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Returns how many leading items two sequences share. An exact prefix, the usual case, costs one comparison."""
+    shorter = min(len(left), len(right))
+    if list(left[:shorter]) == list(right[:shorter]):
+        return shorter
+
+    return next(index for index in range(shorter) if left[index] != right[index])
 
 
 def _as_list(ids: Sequence[int]) -> list[int]:

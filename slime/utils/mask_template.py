@@ -2,10 +2,10 @@
 
 Part of ``slime.utils.mask_utils``, which is the name to import from. Standard library only.
 
-A conversation is rendered twice: unchanged, and as an *escaped render*, in which one character that every turn marker
-needs (``|`` in ``<|im_start|>``) is replaced by an unused character in all strings of the messages and tools. A marker
-in the escaped render was therefore written by the template, never by a message or a tool definition. Unescaping it must
-give the first render exactly; otherwise the template depends on that character, and nothing is decided.
+A conversation is rendered twice: unchanged, and as an *escaped render*, in which a character of each turn marker (``|``
+in ``<|im_start|>``) is replaced by an unused character in all strings of the messages and tools. A marker in the
+escaped render was therefore written by the template, never by a message or a tool definition. Unescaping it must give
+the first render exactly; otherwise the template depends on that character, and nothing is decided.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from functools import reduce
 from itertools import islice
 from types import NoneType
 from typing import Any, Protocol
+
+from slime.utils.mask_rows import common_prefix_length
 
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
@@ -96,11 +98,11 @@ class Rendering:
 
 
 class Dialect(Protocol):
-    """One family of chat templates: the characters that its markers need, and how to locate turns."""
+    """One family of chat templates: its markers, the characters to escape in messages, and how to locate turns."""
 
     @property
-    def neutral_characters(self) -> str:
-        """Characters that every marker contains."""
+    def escaped_characters(self) -> str:
+        """The characters to escape in messages: the header and the end marker have one of them each."""
         ...
 
     @property
@@ -205,13 +207,13 @@ class ChatTemplate:
         return rendered
 
     def _escaped_render(self, dialect: Dialect, write: Writer, messages: Messages, tools: Tools, text: str) -> str:
-        if not _hold_any(dialect.neutral_characters, [messages, tools]) and not any(
+        if not _hold_any(dialect.escaped_characters, [messages, tools]) and not any(
             map(_continues_the_word_assistant, messages)
         ):
             return text
 
-        for spares in _spare_characters(text, len(dialect.neutral_characters) + 1):  # one more for roles
-            escaper = _MarkerEscaper(dialect.neutral_characters, spares)
+        for spares in _spare_characters(text, len(dialect.escaped_characters) + 1):  # the last one is for roles
+            escaper = _MarkerEscaper(dialect.escaped_characters, spares)
             escaped_messages = [escaper.message(message) for message in messages]
             escaped_tools = escaper.value(tools) if tools else tools
             try:
@@ -268,7 +270,7 @@ class _MarkerEscaper:
 
 
 def _continues_the_word_assistant(message: Message) -> bool:
-    """True for a role that continues after "assistant", which with a line break would form an assistant header."""
+    """True for a role like "assistant\\nx": rendered, it would look like the header of an assistant turn."""
     role = message.get("role")
     return isinstance(role, str) and role != "assistant" and role.startswith("assistant")
 
@@ -376,33 +378,34 @@ class MarkerDialect:
     prompts: tuple[str, ...]
     end_marker: str
     chunk_markers: tuple[str, ...]
-    neutral_characters: str
+    escaped_characters: str
 
     def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
         """Pairs the template's headers with the assistant messages, the only ones that are trained, in order."""
-        speakers = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
+        indices = [index for index, message in enumerate(messages) if message.get("role") == "assistant"]
         headers = [match.start() for match in re.finditer(re.escape(self.header), escaped_render)]
-        if len(headers) != len(speakers):
-            raise UndecidedError(f"the template wrote {len(headers)} turns for {len(speakers)} assistant messages")
+        if len(headers) != len(indices):
+            raise UndecidedError(f"the template wrote {len(headers)} turns for {len(indices)} assistant messages")
 
         limits = [*headers, len(escaped_render)][1:]  # the next header; empty without headers
+        # A marker with an escaped character is the template's own, and begins the next message.
+        openings = [marker for marker in self.chunk_markers if not set(self.escaped_characters).isdisjoint(marker)]
         return [
-            self._turn(escaped_render, index, header, limit)
-            for index, header, limit in zip(speakers, headers, limits, strict=True)
+            self._turn(escaped_render, index, header, limit, openings)
+            for index, header, limit in zip(indices, headers, limits, strict=True)
         ]
 
-    def _turn(self, escaped_render: str, message_index: int, header: int, limit: int) -> RenderedTurn:
+    def _turn(self, escaped_render: str, index: int, header: int, limit: int, openings: Sequence[str]) -> RenderedTurn:
         prompt = next(prompt for prompt in self.prompts if escaped_render.startswith(prompt, header))
         start = header + len(prompt)
         turn = escaped_render[start:limit]
-        for marker in self.chunk_markers:
-            if set(marker) & set(self.neutral_characters):  # the template wrote it: in messages it is escaped
-                turn = turn.partition(marker)[0]  # the next message has an end of its own
+        for opening in openings:
+            turn = turn.partition(opening)[0]  # the next message has an end of its own
         length = turn.find(self.end_marker)
         if length < 0:
-            raise UndecidedError(f"the template did not close the turn of message {message_index}")
+            raise UndecidedError(f"the template did not close the turn of message {index}")
 
-        return RenderedTurn(message_index, start, start + length + len(self.end_marker), "</think>" in prompt)
+        return RenderedTurn(index, start, start + length + len(self.end_marker), "</think>" in prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,7 +422,7 @@ class DeepSeekDialect:
     end_marker: str
     prompts: tuple[str, ...]
     chunk_markers: tuple[str, ...]
-    neutral_characters: str = "｜"
+    escaped_characters: str = "｜"
     outputs_begin: str = "<｜tool▁outputs▁begin｜>"
     outputs_end: str = "<｜tool▁outputs▁end｜>"
     output_begin: str = "<｜tool▁output▁begin｜>"
@@ -462,16 +465,16 @@ class DeepSeekDialect:
         if marker is None:
             raise UndecidedError(f"the template did not open a {message.get('role')} message")
 
-        if marker == self.outputs_begin:  # of several outputs; the message is the first of them
+        if marker == self.outputs_begin:  # it opens a list of outputs, of which this message is the first
             begin = escaped_render.find(self.output_begin, begin)
             marker = self.output_begin
         return begin, begin + len(marker)
 
     def _turn(
-        self, escaped_render: str, index: int, message: Message, marker: tuple[int, int], next_role: Any
+        self, escaped_render: str, index: int, message: Message, opening_range: tuple[int, int], next_role: Any
     ) -> RenderedTurn:
-        """``marker`` is where the opening marker of the message begins and ends."""
-        opening, after = marker
+        """``opening_range`` is where the opening marker of the message begins and ends."""
+        opening, after = opening_range
         prompt = next((prompt for prompt in self.prompts if escaped_render.startswith(prompt, opening)), "")
         start = opening + len(prompt) if prompt else after
         if escaped_render.startswith(self.call_begin, opening):
@@ -486,7 +489,7 @@ class DeepSeekDialect:
             return len(escaped_render)
 
         if message.get("content") is None:
-            for _ in (message.get("tool_calls") or [])[1:]:  # further calls of this turn look like a turn of calls
+            for _ in (message.get("tool_calls") or [])[1:]:  # each further call looks like a turn of its own
                 start = max(start, escaped_render.find(self.call_begin, start + 1))
         limit, marker = _first_of(escaped_render, self._openings(next_role), start + 1)
         if marker is None:
@@ -498,7 +501,7 @@ class DeepSeekDialect:
 def _first_of(text: str, markers: Sequence[str], start: int) -> tuple[int, str | None]:
     """Returns the first of the markers from ``start`` on and its position; (-1, None) if the text has none."""
     positions = [(text.find(marker, start), marker) for marker in markers]
-    return min((one for one in positions if one[0] >= 0), key=lambda one: one[0], default=(-1, None))
+    return min((pair for pair in positions if pair[0] >= 0), key=lambda pair: pair[0], default=(-1, None))
 
 
 def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dialect:
@@ -508,20 +511,21 @@ def discover_dialect(template: ChatTemplate, added_tokens: Sequence[str]) -> Dia
         ValueError: the template begins or ends assistant turns without a marker.
     """
     question, answer, follow_up = _PROBE
-    asked = template.text([_message("user", question)])
-    answered = template.text([_message("user", question), _message("assistant", answer)])
-    went_on = template.text([_message("user", question), _message("assistant", answer), _message("user", follow_up)])
-    user_close = _after(asked, question)
-    header = _between(went_on, question, answer).removeprefix(user_close)
-    close = _between(went_on, answer, follow_up)
-    last_close = _after(answered, answer)
+    messages = [_message("user", question), _message("assistant", answer), _message("user", follow_up)]
+    one_message, two_messages, three_messages = (template.text(messages[:count]) for count in (1, 2, 3))
+    user_close = _after(one_message, question)
+    header = _between(three_messages, question, answer).removeprefix(user_close)
+    close = _between(three_messages, answer, follow_up)
+    last_close = _after(two_messages, answer)
     ends = {_leading_token(text, added_tokens) for text in (last_close, close)} - {None}
     # Two end tokens may begin with the same characters, which are no marker.
     shared_close = _common_prefix(last_close, close) if len(ends) < 2 else ""
     user_header = close.removeprefix(shared_close)
     end_marker = _leading_token(shared_close, added_tokens) or shared_close.rstrip()
-    # If this marker opens the next message, a tool's message is opened by another one and would belong to the turn.
-    opens_user_message = not user_header.strip() and asked.partition(question)[0].endswith(end_marker + user_header)
+    # A marker that opens user messages does not end a turn: a tool's message, opened otherwise, would be part of it.
+    opens_user_message = not user_header.strip() and one_message.partition(question)[0].endswith(
+        end_marker + user_header
+    )
     if not header.strip() or not end_marker or opens_user_message:
         raise ValueError(
             "this chat template has no assistant header, or no end-of-turn marker of its own, that could be found: "
@@ -546,7 +550,7 @@ def _dialect(
     shared = reduce(_common_prefix, prompts, header)
     header_line = shared[: shared.index("\n") + 1] if "\n" in shared else shared
     ranked = tuple(sorted({*prompts, shared, header_line}, key=len, reverse=True))
-    characters = "".join(dict.fromkeys(_telling_character(marker) for marker in (header_line, end_marker)))
+    characters = "".join(dict.fromkeys(_character_to_escape(marker) for marker in (header_line, end_marker)))
     return MarkerDialect(header_line, ranked, end_marker, chunk_markers, characters)
 
 
@@ -597,6 +601,7 @@ def discover_vision_tokens(template: ChatTemplate, added_tokens: Sequence[str]) 
         tokens = [token for token in added_tokens if token in with_part and token not in without]
         tokens.sort(key=with_part.index)
         written.update(tokens)
+        # The first and the last of several tokens mark the beginning and the end of an image.
         placeholders.update(tokens[1:-1] if len(tokens) > 2 else tokens)
     return VisionTokens(frozenset(written), frozenset(placeholders))
 
@@ -605,9 +610,8 @@ def _message(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-def _common_prefix(first: str, second: str) -> str:
-    pairs = enumerate(zip(first, second, strict=False))
-    return first[: next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))]
+def _common_prefix(left: str, right: str) -> str:
+    return left[: common_prefix_length(left, right)]
 
 
 def _after(text: str, sentinel: str) -> str:
@@ -623,7 +627,7 @@ def _leading_token(text: str, added_tokens: Sequence[str]) -> str | None:
     return max((token for token in added_tokens if token and text.startswith(token)), key=len, default=None)
 
 
-def _telling_character(marker: str) -> str:
+def _character_to_escape(marker: str) -> str:
     """Returns the character of the marker that is escaped in messages, preferably a rare one."""
     for wanted in ("｜", "|", "▁"):
         if wanted in marker:

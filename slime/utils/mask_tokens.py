@@ -170,7 +170,7 @@ class ChunkTokenizer:
 
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None or backend.truncation or backend.padding or backend.encode_special_tokens:
-            # Another user's call may have set them; the tokenizer's own call applies its own settings.
+            # Other code may have set these in the shared tokenizer object; calling it applies the call's own settings.
             encoded: list[list[int]] = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
             return encoded
 
@@ -227,8 +227,8 @@ class ChunkTokenizer:
         if chunk.offsets is None:
             chunk.offsets = self._offsets_of(chunk)
         starts, ends = chunk.offsets
-        before = next((at for at, end in enumerate(ends) if end > position), len(ends))
-        after = next((at for at in range(before, len(starts)) if starts[at] >= position), len(starts))
+        before = next((index for index, end in enumerate(ends) if end > position), len(ends))
+        after = next((index for index in range(before, len(starts)) if starts[index] >= position), len(starts))
         return before, after
 
     def _offsets_of(self, chunk: Chunk) -> tuple[array[int], array[int]]:

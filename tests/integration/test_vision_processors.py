@@ -95,5 +95,5 @@ def test_a_family_that_nobody_wrote_is_an_error_that_names_those_there_are(
 ) -> None:
     monkeypatch.setattr("slime_plugins.rollout_buffer.trainer.vision.FAMILIES", {"OtherProcessor": None})
 
-    with pytest.raises(ConfigError, match="Qwen3VLProcessor is not among OtherProcessor"):
+    with pytest.raises(ConfigError, match="Qwen3VLProcessor is not supported; supported are OtherProcessor"):
         load_vision(checkpoint(tmp_path, ImageFamily.QWEN3_VL))

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from slime.utils.mask_rows import common_prefix_length
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.recording.message_matching import Difference, Thinking
 from slime_plugins.rollout_buffer.recording.messages import digest
@@ -47,7 +48,7 @@ class SessionTurns:
 
 def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
     """Returns the columns of a turn; ``before`` is the view of the turn with the previous number."""
-    kept = wire.common_prefix_length(before.messages, view.messages[:-1])
+    kept = common_prefix_length(before.messages, view.messages[:-1])
     rest = replace(turn.sampled, output_ids=(), output_log_probs=None)
     detail = {
         "name": turn.name,

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slime.utils.mask_rows import common_prefix_length
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
@@ -27,7 +28,6 @@ from slime_plugins.rollout_buffer.remote_rollout.errors import TrainerReplyError
 from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerReply
 from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
-from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 _CAUSES = "it uses another tokenizer, another chat template, or another conversation"
 

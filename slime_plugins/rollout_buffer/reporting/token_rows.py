@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
-from slime_plugins.rollout_buffer.wire import common_prefix_length
+from slime.utils.mask_rows import Generation, TrainingRow, common_prefix_length, pack_training_rows
 from slime_plugins.rollout_buffer.wire.trajectory_replies import DescribedRows
 
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024

@@ -38,19 +38,20 @@ class RowSource(StrEnum):
 class RolloutRow:
     """One sequence with a loss.
 
-    ``loss_mask`` is 1 at the trained tokens of ``token_ids``. ``log_probs`` are the engine's at these tokens, 0.0
-    elsewhere; None if the engine returned none. ``response_start`` is the index of the first trained token, never 0.
-    ``reward`` is the trajectory's and equal in all its rows: a loss counts each trajectory once, by ``uid``.
+    ``number`` is the row's number in its trajectory, from 0. ``loss_mask`` is 1 at the trained tokens of ``token_ids``.
+    ``log_probs`` are the engine's at these tokens, 0.0 elsewhere; None if the engine returned none. ``response_start``
+    is the index of the first trained token, never 0. ``reward`` is the trajectory's and equal in all its rows: a loss
+    counts each trajectory once, by ``uid``.
 
     ``images`` are the hashes (sha256) of the screenshots, one for each run of placeholders. ``train_inputs`` are the
     outputs of the model's image processor (``pixel_values``, ``image_grid_thw``, joined along dimension 0), None
-    without images or processor. ``weight_versions`` are those that sampled the row's turns, in order.
-    ``prompt_tokens`` and ``cached_tokens`` count the prompt tokens of these turns, and those that were in the engine's
-    prefix cache; 0 if unknown.
+    without images or processor. ``pictures`` are the decoded images (PIL), if ``RowSettings.keep_pictures`` is set.
+    ``weight_versions`` are those that sampled the row's turns, in order. ``prompt_tokens`` and ``cached_tokens`` count
+    the prompt tokens of these turns, and those that were in the engine's prefix cache; 0 if unknown.
 
     ``version_spans`` are the weight versions of trained tokens, by indices of ``token_ids``; ``trainer_version`` is the
     trainer's version when the row was made. ``returns`` has the return of each trained token (``turn_rewards``), 0.0
-    elsewhere; None if they are not computed, or its turns have no rewards. ``records`` are the token records:
+    elsewhere; None if they are not computed, or the turns have no rewards. ``records`` are the token records:
     ``routed_experts`` for every token but the first, ``top_p_tokens`` for every token from ``response_start`` on.
     """
 
@@ -107,7 +108,7 @@ class RolloutTrajectory:
     ``reward`` is used in the loss, ``raw_reward`` is the reward of the episode; both of a dummy are the means of its
     group's other members, so that group means do not change. ``weight_version`` is the oldest that sampled a token.
     ``extra_info`` comes from its generator, ``replies`` is the text of the assistant messages. ``turn_returns`` has the
-    return of each trained turn, None if they are not computed or its turns have no rewards.
+    return of each trained turn; None if they are not computed, or the turns have no rewards.
     """
 
     uid: str
@@ -137,7 +138,7 @@ class RolloutTrajectory:
 
     @property
     def truncated(self) -> bool:
-        """True if a limit truncated it, by its outcome or (slime's own generators) ``extra_info.finish_reason``."""
+        """True if a limit ended it: by its outcome, or by the ``finish_reason`` that slime's own generators set."""
         return self.outcome == Outcome.TRUNCATED.value or self.extra_info.get("finish_reason") == "length"
 
 
@@ -159,8 +160,9 @@ class RolloutGroup:
 class RolloutBatch:
     """Groups for one training step, with metrics.
 
-    ``group_numbers`` are the delivered groups that are acknowledged with it. ``finished_elsewhere`` are instances of
-    groups that finished without rows in a batch (filtered or failed): they are consumed as well.
+    ``group_numbers`` are the delivered groups that are acknowledged with it. ``finished_elsewhere`` has
+    the instance id of each group that finished without rows in a batch: filtered, failed, or without a trainable row.
+    These are consumed as well.
     """
 
     groups: tuple[RolloutGroup, ...]

@@ -1,8 +1,9 @@
 """A trainer's progress in a job: received groups, and consumed instance ids in the metadata of its checkpoint.
 
 The metadata maps ``str(rollout_id)`` to the instance ids that the rollout consumed, one per group. If the input is
-repeated (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` holds the pass of a rollout's last ids:
-the job of a pass needs only the ids of that pass.
+repeated (``rollout_buffer_on_exhausted: repeat``), ``rollout_buffer_passes`` maps it to the pass over the input in
+which the rollout ended, and to the number of its last ids that belong to that pass: ``{"7": {"pass": 1, "ids": 3}}``.
+The job of a pass needs only the ids of that pass.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class JobProgress:
 
     pass_number: int = 0
     last_returned: int | None = None
+    """The id of the rollout that was returned last."""
     groups_in_pass: int = 0
     seen_groups: set[int] = field(default_factory=set)
     ended_ids: Counter[str] = field(default_factory=Counter)
@@ -51,7 +53,7 @@ class JobProgress:
         return replace(delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": new_ids})
 
     def remember(self, delivery: RolloutData) -> None:
-        """Records the groups of a delivery as received, and those that it names as counted."""
+        """Records the groups of a delivery as received, and the filtered and failed groups that it names."""
         self.seen_groups |= delivery.group_numbers
         self.ended_ids += _ended_ids(delivery)
 
@@ -104,22 +106,22 @@ def consumed_before(metadata: Mapping[str, Any], rollout_id: int, pass_number: i
     A trainer that generates ahead also saves ids of rollouts that are not trained yet: these ids are left out.
     """
     earlier = {rollout: ids for rollout, ids in _rollouts(metadata).items() if rollout < rollout_id}
-    before = {str(rollout): _of_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
+    before = {str(rollout): _ids_in_pass(metadata, rollout, ids, pass_number) for rollout, ids in earlier.items()}
     if FINISHED_KEY in metadata and pass_number == 0:
         before[FINISHED_KEY] = skip_list({FINISHED_KEY: metadata[FINISHED_KEY]})
     return before
 
 
 def pass_before(metadata: Mapping[str, Any], rollout_id: int) -> int:
-    """Returns the pass over the input that the rollouts before ``rollout_id`` had reached, from 0."""
-    reached = [_pass_of(metadata, rollout)[0] for rollout in _rollouts(metadata) if rollout < rollout_id]
-    return max(reached, default=0)
+    """Returns the pass over the input, counted from 0, that the rollouts before ``rollout_id`` had reached."""
+    passes = [_last_pass(metadata, rollout)[0] for rollout in _rollouts(metadata) if rollout < rollout_id]
+    return max(passes, default=0)
 
 
 def consumed_metadata(
     metadata: Mapping[str, Any], rollout_id: int, ids_by_pass: Mapping[int, Sequence[str]], pass_number: int
 ) -> dict[str, Any]:
-    """Returns the changed metadata entries for the ids that a rollout consumed."""
+    """Returns the changed metadata entries for the ids that a rollout consumed; it ended in pass ``pass_number``."""
     ids = [instance_id for number in sorted(ids_by_pass) for instance_id in ids_by_pass[number]]
     changes: dict[str, Any] = {str(rollout_id): ids}
     passes = {rollout: entry for rollout, entry in metadata.get(PASSES_KEY, {}).items() if rollout != str(rollout_id)}
@@ -138,14 +140,14 @@ def _rollouts(metadata: Mapping[str, Any]) -> dict[int, list[str]]:
     }
 
 
-def _of_pass(metadata: Mapping[str, Any], rollout: int, ids: list[str], pass_number: int) -> list[str]:
-    number, count = _pass_of(metadata, rollout)
+def _ids_in_pass(metadata: Mapping[str, Any], rollout: int, ids: list[str], pass_number: int) -> list[str]:
+    number, count = _last_pass(metadata, rollout)
     if number != pass_number:
         return []
     return ids if count is None else ids[len(ids) - count :]
 
 
-def _pass_of(metadata: Mapping[str, Any], rollout: int) -> tuple[int, int | None]:
+def _last_pass(metadata: Mapping[str, Any], rollout: int) -> tuple[int, int | None]:
     """Returns the pass in which a rollout ended, and how many of its ids belong to that pass (None: all)."""
     entry = metadata.get(PASSES_KEY, {}).get(str(rollout))
     return (0, None) if entry is None else (int(entry["pass"]), int(entry["ids"]))

@@ -1,6 +1,7 @@
 """Converts deliveries into groups of rows, in a thread.
 
-Rows get the tensors of their screenshots if the model takes images. Tensors that do not fit the memory are refused.
+Rows get the tensors of their screenshots if the model takes images. Before tensors are made that do not fit the
+available memory, a ``ConfigError`` is raised.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from slime_plugins.rollout_buffer.wire import RolloutItem
 
 logger = logging.getLogger(__name__)
 
+MEMINFO = Path("/proc/meminfo")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 
 class DeliveryConverter:
-    """Converts the items of deliveries into groups. With ``images`` None, rows have no screenshots."""
+    """Converts the items of deliveries into groups. With ``images`` None, rows get no tensors of screenshots."""
 
     def __init__(
         self,
@@ -34,8 +38,9 @@ class DeliveryConverter:
         max_failures: int | None,
         trajectories: int | None = None,
     ) -> None:
-        """``trajectories`` is the size of a batch. If it is given, the first delivery with images is used to estimate
-        whether a batch fits the available memory."""
+        """``trajectories`` is the size of a batch. If it is given, a warning is logged if a batch does not fit the
+        available memory, estimated once from the first delivery with images.
+        """
         self._checkpoint = rows.masks.tokenizer_path
         self._image_settings = images
         self._rows = RowBuilder(rows)
@@ -72,12 +77,12 @@ class DeliveryConverter:
             images, threads = await self.images.fetch(hashes), self._image_settings.threads
             await asyncio.to_thread(self._check_memory, items, vision, images)
         record_hashes = [
-            one.records[kind].sha256
+            generation.records[kind].sha256
             for item in items
             if not item.remove_sample
-            for one in item.generations
+            for generation in item.generations
             for kind in self._record_kinds
-            if kind in one.records
+            if kind in generation.records
         ]
         records = await self._records.fetch(record_hashes) if record_hashes else None
         return await asyncio.to_thread(
@@ -91,7 +96,11 @@ class DeliveryConverter:
         )
 
     def _check_memory(self, items: Sequence[RolloutItem], vision: VisionFamily, images: FetchedImages) -> None:
-        """Estimates the size of the tensors before they are made, from one image and the areas of the others."""
+        """Estimates the size of the tensors before they are made, from one image and the areas of the others.
+
+        Raises:
+            ConfigError: the tensors of this delivery do not fit the available memory.
+        """
         left = available_bytes()
         played = [item for item in items if not item.remove_sample]
         shown = [sha256 for item in played for sha256 in images_of_rows(item)]
@@ -121,13 +130,9 @@ class DeliveryConverter:
         return await asyncio.to_thread(load_vision, self._checkpoint, self._image_settings.pixel_dtype)
 
 
-MEMINFO = Path("/proc/meminfo")
-CONTROL_GROUP = Path("/sys/fs/cgroup")
-
-
 def available_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int | None:
     """Returns the bytes available without swapping, the lower of machine and control group; None if unknown."""
-    known = [left for left in (_of_machine(meminfo), _of_group(control_group)) if left is not None]
+    known = [left for left in (_of_machine(meminfo), _of_control_group(control_group)) if left is not None]
     return min(known, default=None)
 
 
@@ -136,8 +141,8 @@ def _of_machine(meminfo: Path) -> int | None:
     return None if kilobytes is None else kilobytes * 1024
 
 
-def _of_group(folder: Path) -> int | None:
-    """Returns the group's limit minus its usage; reclaimable page cache does not count as usage."""
+def _of_control_group(folder: Path) -> int | None:
+    """Returns the control group's limit minus its usage; reclaimable page cache does not count as usage."""
     limit, used = (_number(folder / name) for name in ("memory.max", "memory.current"))
     if limit is None or used is None:
         return None
@@ -147,7 +152,7 @@ def _of_group(folder: Path) -> int | None:
 def _number(file: Path) -> int | None:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # "max" is no limit
+    except (OSError, ValueError):  # "max" means that there is no limit
         return None
 
 

@@ -23,12 +23,12 @@ from slime_plugins.rollout_buffer.types import image_hash
 logger = logging.getLogger(__name__)
 
 MAX_DOWNLOADS = 3
-"""How often an image is downloaded whose bytes do not match its hash."""
+"""Downloads of an image whose bytes do not match its hash, before it is reported as missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchedImages:
-    """Encoded images by sha256, and the reason for each missing one."""
+    """Encoded images, or other bytes, by sha256, and the reason why each of the others is missing."""
 
     data: Mapping[str, bytes] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -99,34 +99,35 @@ class ImageFetcher:
             RequestError: the buffer refuses a request, other than for a missing image.
         """
         wanted = list(dict.fromkeys(hashes))
-        data = {sha256: kept for sha256 in wanted if (kept := self._cache.get(sha256)) is not None}
+        data = {sha256: cached for sha256 in wanted if (cached := self._cache.get(sha256)) is not None}
         missing: dict[str, str] = {}
 
-        async def one(sha256: str) -> None:
+        async def fetch_one(sha256: str) -> None:
             async with self._gate:
-                found = await self._download(sha256)
-            if isinstance(found, str):
-                missing[sha256] = found
+                image_or_reason = await self._download(sha256)
+            if isinstance(image_or_reason, str):
+                missing[sha256] = image_or_reason
             else:
-                data[sha256] = found
-                self._cache.put(sha256, found)
+                data[sha256] = image_or_reason
+                self._cache.put(sha256, image_or_reason)
 
-        await _all_or_none([one(sha256) for sha256 in wanted if sha256 not in data])
+        await _all_or_none([fetch_one(sha256) for sha256 in wanted if sha256 not in data])
         return FetchedImages(data=data, missing=missing)
 
     async def _download(self, sha256: str) -> bytes | str:
         """Returns the bytes of an image, or the reason why it is missing."""
         for _ in range(MAX_DOWNLOADS):
-            found = await with_retries(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
-            if isinstance(found, str):
-                return found
+            answer = await with_retries(f"image {sha256[:12]}", self._max_failures, lambda: self._ask(sha256))
+            if isinstance(answer, str):
+                return answer
             self.fetched += 1
-            if image_hash(found) == sha256:
-                return found
+            if image_hash(answer) == sha256:
+                return answer
             logger.warning("the downloaded bytes of image %s do not match its hash", sha256)
         return f"the downloaded bytes of image {sha256[:12]} do not match its hash"
 
     async def _ask(self, sha256: str) -> bytes | str:
+        """Returns what the buffer answers: the bytes, or the reason why it does not have them."""
         try:
             return await self._client.get_image(sha256)
         except (NotFoundError, DamagedError) as error:  # a retry would not help

@@ -37,8 +37,11 @@ LOG_INTERVAL_S = 60.0
 MAX_STANDSTILL_S = 3600.0
 """Time after which the wait for a blocked job fails; the wait for a job that a person paused has no limit."""
 MIN_POLL_S = 0.5
+"""Minimum time between two polls, unless ``wait_s`` is shorter, and pause between two questions of a drain."""
 JOB_END_TIMEOUT_S = 10.0
 """Time in which a job whose last group is closed must reach its final state."""
+_TOLERATED_CODES = ("paused", "nothing_kept")
+"""Codes of explanations that never end the wait: a person paused the job, or all its groups are filtered."""
 
 
 class InputExhaustedError(RolloutBufferError):
@@ -96,13 +99,13 @@ class FailureTally:
         self._malformed += isinstance(error, ValueError)
         if self._used_up() or self._malformed > MAX_MALFORMED_REPLIES:
             raise RetriesUsedUpError(
-                f"{self._what} failed {self._failures} times, the last time with {_named(error)}",
+                f"{self._what} failed {self._failures} times, the last time with {_described(error)}",
                 {"failures": self._failures},
             ) from error
         pause = backoff_s(
             self._failures, first_s=FIRST_POLL_PAUSE_S, longest_s=MAX_POLL_PAUSE_S, jitter=random.random()
         )
-        logger.warning("%s failed (%s); retry %d in %.1f s", self._what, _named(error), self._failures, pause)
+        logger.warning("%s failed (%s); retry %d in %.1f s", self._what, _described(error), self._failures, pause)
         return pause
 
     def _used_up(self) -> bool:
@@ -120,7 +123,7 @@ def _is_retryable(error: Exception) -> bool:
     return isinstance(error, transient) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
 
 
-def _named(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """Returns the buffer's message, or a short description of a network error."""
     if isinstance(error, RolloutBufferError):
         return error.message
@@ -205,14 +208,14 @@ class JobFeed:
             RetriesUsedUpError: as ``with_retries``.
             JobStalledError: attempts that were given up still run after ``MAX_STANDSTILL_S``.
         """
-        began = noted = time.monotonic()
+        began = logged_at = time.monotonic()
         while True:
             job = await self._with_retries("drain", lambda: self._client.drain(self.job_id, stop=stop))
             running, now = (job.get("attempts") or {}).get("running"), time.monotonic()
             if not running:
                 return
-            if now - noted > LOG_INTERVAL_S:
-                noted = now
+            if now - logged_at > LOG_INTERVAL_S:
+                logged_at = now
                 logger.info("waited %.0f s for %d running attempts of job %s", now - began, running, self.job_id)
             if stop and now - began > MAX_STANDSTILL_S:
                 raise JobStalledError(f"{running} attempts of job {self.job_id} were given up and do not end")
@@ -231,11 +234,11 @@ class JobFeed:
             JobStalledError: the job was blocked for ``MAX_STANDSTILL_S``.
             RetriesUsedUpError: calls to the buffer failed for too long.
         """
-        began = noted = time.monotonic()
+        began = logged_at = time.monotonic()
         exhausted_at: float | None = None
         standstill = _Standstill(self.job_id)
         while True:
-            asked = time.monotonic()
+            polled_at = time.monotonic()
             data = await self._with_retries("get_rollout_data", lambda: self._poll(max_groups))
             if data.items or data.delivery_id is not None:
                 self.waited_s += time.monotonic() - began
@@ -244,16 +247,16 @@ class JobFeed:
             if not data.exhausted and self._holds_all_remaining(job):
                 raise _input_used_up(self.job_id, job)
             if data.exhausted:
-                exhausted_at = exhausted_at or asked
+                exhausted_at = exhausted_at or polled_at
                 if job.get("state") != "running" or time.monotonic() - exhausted_at > JOB_END_TIMEOUT_S:
                     raise _input_used_up(self.job_id, job)
-            if time.monotonic() - noted > LOG_INTERVAL_S:
-                noted = time.monotonic()
+            if time.monotonic() - logged_at > LOG_INTERVAL_S:
+                logged_at = time.monotonic()
                 why = await self._why_it_waits(job)
-                logger.info("waited %.0f s for %s: %s", noted - began, self._wanted(max_groups), why["sentence"])
-                standstill.note(why, noted)
+                logger.info("waited %.0f s for %s: %s", logged_at - began, self._wanted(max_groups), why["sentence"])
+                standstill.note(why, logged_at)
             # A busy server answers a long poll at once: do not poll again without a pause.
-            await asyncio.sleep(max(0.0, min(MIN_POLL_S, self._settings.wait_s) - (time.monotonic() - asked)))
+            await asyncio.sleep(max(0.0, min(MIN_POLL_S, self._settings.wait_s) - (time.monotonic() - polled_at)))
 
     def _wanted(self, max_groups: int | None) -> str:
         groups = "groups" if max_groups is None else f"{max_groups} more group{'' if max_groups == 1 else 's'}"
@@ -306,7 +309,7 @@ class JobFeed:
         if self._to_acknowledge:
             pending = list(self._to_acknowledge)
             try:
-                self._note_acknowledged(await self._with_retries("ack", lambda: self._client.ack(pending)))
+                self._note_late_acks(await self._with_retries("ack", lambda: self._client.ack(pending)))
             except NotFoundError as error:
                 logger.warning("the buffer no longer has the deliveries to acknowledge: %s", error)
             self._to_acknowledge.clear()
@@ -324,12 +327,12 @@ class JobFeed:
             images="hash",
             weight_version=self.weight_version,
         )
-        self._note_acknowledged(data.meta_info.get("acknowledged"))
+        self._note_late_acks(data.meta_info.get("acknowledged"))
         for delivery_id in pending:
             self._to_acknowledge.pop(delivery_id, None)
         return data
 
-    def _note_acknowledged(self, answer: Any) -> None:
+    def _note_late_acks(self, answer: Any) -> None:
         """Records deliveries whose acknowledgement was too late: they were redelivered to another consumer."""
         late = answer.get("expired") if isinstance(answer, Mapping) else None
         for delivery_id in late or ():
@@ -367,10 +370,6 @@ def _input_used_up(job_id: str, job: Mapping[str, Any]) -> InputExhaustedError:
     undelivered = ", ".join(f"{groups[state]} {state}" for state in ("failed", "filtered") if groups.get(state))
     counts = f" (of its groups {undelivered})" if undelivered and not cause else ""
     return InputExhaustedError(f"the input of job {job_id} is used up{counts}", {"job_id": job_id, "cause": cause})
-
-
-_TOLERATED_CODES = ("paused", "nothing_kept")
-"""Codes of explanations that never end the wait: a person paused the job, or all its groups are filtered."""
 
 
 class _Standstill:

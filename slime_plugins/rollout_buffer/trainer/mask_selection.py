@@ -53,7 +53,7 @@ HOW = (
     "register_loss_mask_type) in the file of --custom-config-path"
 )
 WANTS_OTHER_MESSAGES = (KeyError, IndexError, AttributeError)
-"""Errors of a mask for special messages when it is called with ``PROBE``."""
+"""Errors that a mask for messages of a special form raises if it is called with ``PROBE``."""
 PROBE: Sequence[dict[str, Any]] = ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"})
 
 
@@ -119,7 +119,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
         ConfigError: as ``check_masks``. For built-in types, errors of loading the tokenizer are not translated.
     """
     if not settings.is_users_generator:
-        return _made(MultiTurnLossMaskGenerator, settings, _tokenizer(settings.tokenizer_path), settings.loss_mask_type)
+        return _make(MultiTurnLossMaskGenerator, settings, _tokenizer(settings.tokenizer_path), settings.loss_mask_type)
     candidates = _classes(settings)
     try:
         tokenizer = _tokenizer(settings.tokenizer_path)
@@ -132,7 +132,7 @@ def mask_generator(settings: MaskSettings) -> Masks:
     for kind in candidates:
         for loss_mask_type in _types_for(kind, settings.loss_mask_type):
             try:
-                generator = _made(kind, settings, tokenizer, loss_mask_type)
+                generator = _make(kind, settings, tokenizer, loss_mask_type)
                 _try(generator)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the user's class is reported below
                 problem = problem or error
@@ -153,7 +153,7 @@ def _tokenizer(path: str | None) -> Any:
     return load_tokenizer(path, trusted=True)
 
 
-def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str) -> Masks:
+def _make(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str) -> Masks:
     options = json.loads(settings.chat_template_kwargs)
     if not (isinstance(kind, type) and issubclass(kind, MultiTurnLossMaskGenerator)):
         own = kind(tokenizer, loss_mask_type)
@@ -166,9 +166,10 @@ def _made(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str
 
 
 def _types_for(kind: Any, wanted: str) -> list[str]:
-    """Returns the types to call a class with: a custom type that is set, or else the types that the class defines.
+    """Returns the types to call a class with.
 
-    A class that defines a type is not called with a built-in one, which would hide errors of its own.
+    That is ``wanted`` if it is a custom type, if the class defines it, or if the class defines no type. A class that
+    defines other types is called with those: the built-in type ``wanted`` would hide their errors.
     """
     if wanted not in BUILT_IN_TYPES:
         return [wanted]
@@ -193,16 +194,16 @@ def _classes(settings: MaskSettings) -> list[Any]:
         if not callable(kind):
             raise ConfigError(f"rollout_buffer_loss_mask is {settings.source!r}, and {module_name} has no {class_name}")
         return [kind]
-    found = _user_classes(module)
+    classes = _user_classes(module)
     if settings.loss_mask_type not in BUILT_IN_TYPES and settings.loss_mask_type in known_loss_mask_types():
-        found = [MultiTurnLossMaskGenerator]
-    if len(found) != 1:
-        names = ", ".join(kind.__name__ for kind in found) or "no class of masks"
+        classes = [MultiTurnLossMaskGenerator]
+    if len(classes) != 1:
+        names = ", ".join(kind.__name__ for kind in classes) or "no class of masks"
         raise ConfigError(
             f"rollout_buffer_loss_mask is {settings.source!r}, which has {names} and registers no type "
-            f"{settings.loss_mask_type!r}: name the class, module:Class, or the type, loss_mask_type"
+            f"{settings.loss_mask_type!r}: name the class, module:Class, or set loss_mask_type"
         )
-    return found
+    return classes
 
 
 def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
@@ -211,13 +212,13 @@ def _classes_of_slimes_module(loss_mask_type: str) -> list[Any]:
         return [MultiTurnLossMaskGenerator]
     module = importlib.import_module(SLIMES_MODULE)
     edited = getattr(module, "MultiTurnLossMaskGenerator", None)
-    found = _user_classes(module)
+    classes = _user_classes(module)
     if edited is not None and edited is not MultiTurnLossMaskGenerator:
-        found = [kind for kind in found if kind is not edited] + [edited]
-    if not found:
+        classes = [kind for kind in classes if kind is not edited] + [edited]
+    if not classes:
         known = ", ".join(known_loss_mask_types())
         raise ConfigError(f"the loss mask type {loss_mask_type!r} is not known (known are {known}): {HOW}")
-    return found
+    return classes
 
 
 def _user_classes(module: ModuleType) -> list[Any]:

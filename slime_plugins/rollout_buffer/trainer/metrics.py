@@ -110,7 +110,7 @@ def equal_rewards(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
     several = [of_group for of_group in rewards if len(of_group) > 1]
     if not several:
         return {}
-    return {"rollout/equal_rewards/mean": statistics.fmean(max(one) == min(one) for one in several)}
+    return {"rollout/equal_rewards/mean": statistics.fmean(max(of_group) == min(of_group) for of_group in several)}
 
 
 def pass_at(groups: Iterable[Sequence[TrajectoryFacts]]) -> Metrics:
@@ -138,7 +138,7 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 def _repeats(text: str) -> bool:
     """Returns True if a long text is repetitive, by the measure of slime's ``repetition_frac``."""
-    end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # the cut may split a surrogate pair
+    end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # text from JSON may hold lone surrogates
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 
 
@@ -162,6 +162,7 @@ def job_metrics(job: Mapping[str, Any]) -> Metrics:
 
 
 def _measures(measures: Mapping[str, Mapping[str, float]]) -> Metrics:
+    """Returns the measures as metrics of the buffer; only ``bias``, a measure of the training, is ``rollout/bias``."""
     return {
         f"{'rollout' if name == 'bias' else 'rollout/buffer'}/{name.replace('_', '/')}/{statistic}": float(value)
         for name, statistics_of in measures.items()
@@ -194,23 +195,25 @@ def _shares(name: str, values: Sequence[Any]) -> Metrics:
     return {f"{name}/{value}": count / len(values) for value, count in sorted(counts.items())}
 
 
-def _success(facts: Sequence[Mapping[str, Any]]) -> Metrics:
-    known = [fact for fact in facts if isinstance(fact.get("success"), bool)]
+def _success(all_extra_info: Sequence[Mapping[str, Any]]) -> Metrics:
+    known = [extra_info for extra_info in all_extra_info if isinstance(extra_info.get("success"), bool)]
     if not known:
         return {}
     solved: dict[str, list[bool]] = defaultdict(list)
-    for fact in known:
-        solved["rollout/success/mean"].append(fact["success"])
+    for extra_info in known:
+        solved["rollout/success/mean"].append(extra_info["success"])
         for key, name in (("task_name", "task"), ("app", "app")):
-            if isinstance(fact.get(key), str) and fact[key]:
-                solved[f"rollout/success/{name}/{fact[key].replace('/', '_')}"].append(fact["success"])
+            if isinstance(value := extra_info.get(key), str) and value:
+                solved[f"rollout/success/{name}/{value.replace('/', '_')}"].append(extra_info["success"])
     return {name: statistics.fmean(values) for name, values in sorted(solved.items())}
 
 
 def _staleness(trajectories: Sequence[TrajectoryFacts]) -> Metrics:
     """Returns the staleness relative to the newest version in the batch: the trainer's version is unknown here."""
     by_trajectory = [[version_number(str(version)) for version in member.weight_versions] for member in trajectories]
-    known = [given for numbers in by_trajectory if (given := [number for number in numbers if number is not None])]
+    known = [
+        versions for numbers in by_trajectory if (versions := [number for number in numbers if number is not None])
+    ]
     if not known:
         return {}
     newest = max(max(versions) for versions in known)

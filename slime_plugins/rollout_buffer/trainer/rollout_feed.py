@@ -72,7 +72,7 @@ class RolloutFeed:
             token: bearer token; None reads ``ROLLOUT_BUFFER_TOKEN`` from the environment.
             rows: how trajectories become rows; by default with ``tokenizer_path`` of the payload.
             images: how screenshots become tensors, which needs torch; None leaves one placeholder for each.
-            max_failures: limit of failed calls in a row; None limits the time to 15 minutes.
+            max_failures: limit of failed calls in a row; None allows failures for 15 minutes.
             wait_s, lease_s, timeout_s: as ``FeedSettings``. A batch must be acknowledged within ``lease_s``.
 
         Raises:
@@ -138,13 +138,13 @@ class RolloutFeed:
     def next_batch(self, n_groups: int, *, weight_version: int | None = None) -> RolloutBatch:
         """Waits for ``n_groups`` groups with trainable rows, and returns them.
 
-        The last batch of a job may have fewer. After an error, the next call returns the groups that this one had got.
-        ``weight_version`` is the trainer's newest: groups older than
-        ``max_weight_version_lag`` allows are not delivered.
+        The last batch of a job may have fewer. Groups that were received before an error are in the batch of the next
+        call. ``weight_version`` is the trainer's newest: groups older than ``max_weight_version_lag`` allows are not
+        delivered.
 
         Raises:
             InputExhaustedError: there is no group left.
-            GeneratorError: ``n_groups`` delivered groups in a row have no trainable rows.
+            GeneratorError: the first ``n_groups`` groups of the batch have no trainable rows.
             JobEndedError: the job was cancelled or has failed.
             JobStalledError: the job was blocked for ``job_feed.MAX_STANDSTILL_S``.
             RetriesUsedUpError: calls to the buffer failed for too long.
@@ -155,15 +155,15 @@ class RolloutFeed:
     def ack(self, batch: RolloutBatch) -> frozenset[int]:
         """Acknowledges a batch; call it after ``batch.consumed`` is in a checkpoint.
 
-        Returns the ``group_index`` of groups whose lease had expired and that another consumer got: that one trains
-        them.
+        Returns the ``group_index`` of the groups whose lease had expired and which another consumer received, which
+        trains them.
         """
         return self._loop.run(self._ack(batch))
 
     def report(self, rows: Sequence[RowReport], *, step: int | None = None) -> bool:
         """Sends the trainer's log-probs, advantage and entropy of rows to the buffer, in the background.
 
-        Returns False if the report was dropped because the previous one is still being sent. Never raises.
+        Returns False if nothing is sent: without rows, or while the previous report is being sent. Never raises.
         """
         return self._reporter.report({self.job_id: rows}, step=step)
 
@@ -214,7 +214,7 @@ class RolloutFeed:
         batch.n_groups = n_groups
         while batch.missing > 0:
             if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
-                feed.release()  # the job begins no further groups before
+                feed.release()  # until then the job begins no further groups
             try:
                 delivery = await feed.next_delivery(batch.missing)
             except InputExhaustedError:
@@ -277,17 +277,17 @@ class _OpenBatch:
             self._without_rows += 1
             self._reasons.update(str(trajectory.dummy_reason) for trajectory in group.trajectories)
         if not self.groups and self._without_rows >= self.n_groups:
-            why = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
-            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {why}")
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
+            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {reasons}")
 
     def close(self) -> RolloutBatch:
         """Returns the batch."""
-        kept = Counter(group.instance_id for group in self.groups)
+        in_batch = Counter(group.instance_id for group in self.groups)
         trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
         return RolloutBatch(
             groups=tuple(self.groups),
             group_numbers=frozenset(self._numbers),
-            finished_elsewhere=tuple((self._finished - kept).elements()),
+            finished_elsewhere=tuple((self._finished - in_batch).elements()),
             metrics={**no_filter_metrics(self._all_meta_info), **batch_metrics(map(facts_of, trajectories))},
         )
 
@@ -336,7 +336,7 @@ def _row_settings(payload: Mapping[str, Any]) -> RowSettings:
 
 
 def _count(name: str, given: Any) -> int | None:
-    """Returns a number of the payload, which may be a text, as for the buffer."""
+    """Returns a number of the payload; it may be a text, because the buffer accepts texts, too."""
     try:
         return None if given is None else int(given)
     except (TypeError, ValueError):

@@ -199,23 +199,23 @@ class RowBuilder:
         discount = self._settings.turn_discount
         if discount is None or (item.turn_rewards is None and item.token_rewards is None):
             return packed
-        trained = [one for one in packed.generations if one.trained]
+        trained = [generation for generation in packed.generations if generation.trained]
         earned = item.turn_rewards if item.turn_rewards is not None else item.token_rewards
         if len(trained) != len(earned or ()):
             raise ValueError(
-                f"{len(earned or ())} turns have rewards, but the rows consist of {len(trained)} turns: tokens cannot "
-                "be assigned to turns"
+                f"{len(earned or ())} turns have rewards, but {len(trained)} turns are trained: rewards cannot be "
+                "assigned to turns"
             )
-        lengths = [len(one.output_ids) for one in trained]
+        lengths = [len(generation.output_ids) for generation in trained]
         of_trained = iter(token_returns(item.turn_rewards, item.token_rewards, lengths, discount))
         self.counts["turn_rewards"] += 1
-        return replace(packed, returns=[next(of_trained) if one.trained else [] for one in packed.generations])
+        return replace(packed, returns=[next(of_trained) if turn.trained else [] for turn in packed.generations])
 
     def _without_old_tokens(self, packed: _Packed) -> _Packed:
-        version, most = self._trainer_version, self._settings.max_token_lag
-        if version is None or most is None:
+        version, max_lag = self._trainer_version, self._settings.max_token_lag
+        if version is None or max_lag is None:
             return packed
-        rows = [mask_old_tokens(row, packed.generations, version, most) for row in packed.rows]
+        rows = [mask_old_tokens(row, packed.generations, version, max_lag) for row in packed.rows]
         masked = sum(sum(before.loss_mask) - sum(row.loss_mask) for before, row in zip(packed.rows, rows, strict=True))
         self.counts["old_tokens"] += masked
         return replace(packed, rows=rows, old_tokens=masked)
@@ -232,8 +232,8 @@ class RowBuilder:
         if not packed.old_tokens:
             return "no token of it is trained"
         self.counts["old_trajectories"] += 1
-        most = self._settings.max_token_lag
-        return f"its tokens are more than {most} weight versions older than the trainer's {self._trainer_version}"
+        max_lag, version = self._settings.max_token_lag, self._trainer_version
+        return f"its tokens are more than {max_lag} weight versions older than the trainer's version {version}"
 
     def _count_rows(self, packed: _Packed, rows: Sequence[RolloutRow]) -> None:
         self.counts[f"tokens_from_{packed.token_source}"] += 1
@@ -267,8 +267,9 @@ class RowBuilder:
             ValueError: an id is outside of the vocabulary.
         """
         size = vocabulary_size(self._settings.masks.tokenizer_path) or MAX_VOCABULARY
-        for invalid in (token_id for row in rows for token_id in _extremes(row.token_ids) if not 0 <= token_id < size):
-            raise ValueError(f"the token id {invalid} is not in the vocabulary of {size} ids")
+        extremes = [(min(row.token_ids), max(row.token_ids)) for row in rows if row.token_ids]
+        if invalid := [token_id for pair in extremes for token_id in pair if not 0 <= token_id < size]:
+            raise ValueError(f"the token id {invalid[0]} is not in the vocabulary of {size} ids")
 
     def _rebuilt(self, item: RolloutItem) -> _Packed:
         """Rebuilds rows from the messages. The mask decides what is trained: by default all assistant messages."""
@@ -282,12 +283,13 @@ class RowBuilder:
         )
         row_source = RowSource.TURNS if rebuilt.by_turn else RowSource.CONVERSATION
         self.counts[f"token_drift/rebuilt_{row_source}"] += 1
-        undecided = {one.reason for one in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
+        # An empty thinking block is in the prompt of every turn without thinking, and is no problem.
+        undecided = {part.reason for part in rebuilt.undecided} - {UndecidedReason.EMPTY_THINKING}
         self.counts["token_drift/undecided"] += bool(undecided)
         rows = rebuilt.rows
         if sum(len(row.token_ids) for row in rows) > MANY_ROW_TOKENS:
             _warn_of_long_rows()
-        if not rebuilt.by_turn:
+        if not rebuilt.by_turn:  # a custom mask may return any ids; rows by turn have the tokenizer's, and their images
             self._check_vocabulary(rows)
             rows = [replace(row, images=image_hashes_in_messages(messages)) for row in rows]
         return _Packed(
@@ -309,7 +311,7 @@ class RowBuilder:
         self, item: RolloutItem, packed: _Packed, row: TrainingRow, inputs: RowInputs, start: int, *, number: int
     ) -> RolloutRow:
         sampled = [packed.generations[index] for index in row.generation_indices] if packed.generations else []
-        known = [one for one in sampled if one.cached_tokens is not None]
+        counted = [generation for generation in sampled if generation.cached_tokens is not None]
         return RolloutRow(
             uid=item.uid,
             group_index=item.group_index,
@@ -320,8 +322,8 @@ class RowBuilder:
             response_start=start,
             reward=_reward(item.reward),
             weight_versions=tuple(_versions(sampled)),
-            prompt_tokens=sum(one.prompt_tokens or len(one.prompt_ids) for one in known),
-            cached_tokens=sum(one.cached_tokens or 0 for one in known),
+            prompt_tokens=sum(generation.prompt_tokens or len(generation.prompt_ids) for generation in counted),
+            cached_tokens=sum(generation.cached_tokens or 0 for generation in counted),
             images=inputs.row.images or (),
             train_inputs=inputs.train_inputs,
             pictures=inputs.pictures if self._settings.keep_pictures else (),
@@ -332,13 +334,13 @@ class RowBuilder:
         )
 
     def _records(self, packed: _Packed, row: TrainingRow, expanded: TrainingRow, start: int) -> dict[str, TokenRecords]:
-        found = {}
+        records = {}
         if ROUTED_EXPERTS in self._settings.records:
             width = self._settings.experts_width
-            found[ROUTED_EXPERTS] = routed_experts_of_row(row, expanded, packed.generations, packed.records, width)
+            records[ROUTED_EXPERTS] = routed_experts_of_row(row, expanded, packed.generations, packed.records, width)
         if TOP_P_TOKENS in self._settings.records:
-            found[TOP_P_TOKENS] = kept_ids_of_row(row, expanded, packed.generations, packed.records, start)
-        return found
+            records[TOP_P_TOKENS] = kept_ids_of_row(row, expanded, packed.generations, packed.records, start)
+        return records
 
     def _with_images(self, row: TrainingRow, item: RolloutItem, generations: Sequence[Generation]) -> RowInputs:
         if self._row_images is None or not images_of(item):
@@ -349,7 +351,7 @@ class RowBuilder:
         """Counts the differences between the sampled tokens, which are trained, and tokens rebuilt from messages."""
         if not self._settings.report_drift or not item.messages:
             return
-        generator = self._drift_measure
+        generator = self._drift_generator
         if generator is None:
             self.counts["token_drift/unknown"] += 1
             return
@@ -362,8 +364,10 @@ class RowBuilder:
             self.counts.update(f"token_drift/{kind}" for kind in report.kinds or ["clean"])
 
     @property
-    def _drift_measure(self) -> MultiTurnLossMaskGenerator | None:
-        """Returns the mask generator that measures drift; None without a tokenizer, which is optional."""
+    def _drift_generator(self) -> MultiTurnLossMaskGenerator | None:
+        """Returns the mask generator that measures drift; None if there is no tokenizer or it cannot be loaded, or for
+        a custom mask that only has ``get_loss_mask``.
+        """
         if not self._settings.masks.tokenizer_path:
             return None
         generator = _mask_generator_or_none(self._settings.masks)
@@ -371,7 +375,7 @@ class RowBuilder:
 
 
 def _image_hashes_of_group(members: Sequence[RolloutItem]) -> Iterator[str]:
-    """Yields the images of members that may be trained and whose images were sent to the engine."""
+    """Yields the image hashes of members that may be trained and whose images were sent to the engine."""
     for item in members:
         if _refusal(item) is None and not why_not_sent(item.generations):
             yield from images_of(item)
@@ -384,7 +388,7 @@ def images_of(item: RolloutItem) -> list[str]:
 
 
 def images_of_rows(item: RolloutItem) -> list[str]:
-    """Returns the image hashes of a trajectory's rows. An image is repeated as often as its tensors are joined."""
+    """Returns the image hashes of a trajectory's rows. An image is listed as often as its tensors are copied."""
     if not item.generations:
         return list(image_hashes_in_messages(item.messages))
     rows = _with_image_hashes(pack_training_rows(item.generations), item)
@@ -435,7 +439,7 @@ def _missing_item(member: RolloutItem, slot: int) -> RolloutItem:
 def _with_mean_reward_for_dummies(members: Sequence[RolloutTrajectory]) -> tuple[RolloutTrajectory, ...]:
     """Sets the rewards of dummies to the means of the group's other members."""
     real = [member for member in members if not member.is_dummy]
-    reward, raw_reward = mean([one.reward for one in real]), mean([one.raw_reward for one in real])
+    reward, raw_reward = mean([member.reward for member in real]), mean([member.raw_reward for member in real])
     return tuple(
         replace(member, reward=reward, raw_reward=raw_reward) if member.is_dummy else member for member in members
     )
@@ -477,8 +481,8 @@ def _returns(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> list[f
 def _version_spans(packed: _Packed, row: TrainingRow, expanded: TrainingRow) -> tuple[WeightVersionSpan, ...]:
     if not packed.generations or packed.token_source is TokenSource.MESSAGES:
         return ()
-    named = [[version or "" for version in output_versions(one)] for one in packed.generations]
-    return version_spans(_along(expanded, trained_values(row, packed.generations, named), ""))
+    versions = [[version or "" for version in output_versions(generation)] for generation in packed.generations]
+    return version_spans(_along(expanded, trained_values(row, packed.generations, versions), ""))
 
 
 def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[Value]:
@@ -491,7 +495,10 @@ def _along(row: TrainingRow, values: Sequence[Value], elsewhere: Value) -> list[
 
 
 def _response_start(row: TrainingRow) -> int | None:
-    """Returns the index of the first trained token, None if there is none. Token 0 is never trained."""
+    """Returns the index of the first trained token, None if there is none.
+
+    Token 0 is never trained, because the model has no logits before it.
+    """
     token_ids, loss_mask, log_probs = row.token_ids, row.loss_mask, row.log_probs
     if len(loss_mask) != len(token_ids) or (log_probs is not None and len(log_probs) != len(token_ids)):
         raise ValueError(f"the mask or log-probs of {len(token_ids)} tokens have another length")
@@ -523,10 +530,6 @@ def _versions(sampled: Sequence[Generation]) -> list[str]:
 def _tools(item: RolloutItem) -> list[dict[str, Any]] | None:
     tools = item.raw.get("tools") or item.extra_info.get("tools")
     return tools if isinstance(tools, list) else None
-
-
-def _extremes(token_ids: Sequence[int]) -> tuple[int, ...]:
-    return (min(token_ids), max(token_ids)) if token_ids else ()
 
 
 def _reward(value: Any) -> float:
@@ -567,7 +570,7 @@ def _warn_of_missing_log_probs(flag: str) -> None:
 def _warn_of_long_rows() -> None:
     logger.warning(
         "a trajectory rebuilt from its messages has rows with more than %d tokens in total, because its template drops "
-        "earlier reasoning: rollout_buffer_max_row_tokens limits it, and rollout/buffer/row_tokens measures it",
+        "earlier reasoning: rollout_buffer_max_row_tokens limits this total, and rollout/buffer/row_tokens measures it",
         MANY_ROW_TOKENS,
     )
 

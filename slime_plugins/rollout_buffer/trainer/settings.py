@@ -42,14 +42,15 @@ class FeedSettings:
 class RowSettings:
     """How trajectories become training rows.
 
-    A group is padded or cut to ``samples_per_group`` members. ``max_row_tokens`` limits the rows that are rebuilt from
-    messages. ``report_drift`` measures how far sampled tokens would differ if they were rebuilt from messages.
-    ``keep_pictures`` keeps decoded images next to their tensors. ``log_probs_wanted_by`` names the option of the
-    trainer that computes the loss from the engine's log-probs; trajectories without them are then not trained.
-    ``turn_discount`` is the discount for returns of turns with rewards; None uses the trajectory's reward only. Tokens
-    whose weights are more than ``max_token_lag`` versions older than the trainer's are masked; None masks none.
-    ``records`` are the required kinds of token records (``slime.utils.mask_rows``); ``experts_width`` is the
-    number of experts per token over all layers, None if unknown.
+    A group is padded or cut to ``samples_per_group`` members. ``max_row_tokens`` limits the tokens in all rows of a
+    trajectory that are rebuilt from messages: above it, the whole conversation becomes one row. ``report_drift``
+    measures how far sampled tokens would differ if they were rebuilt from messages. ``keep_pictures`` keeps decoded
+    images next to their tensors. ``log_probs_wanted_by`` names the option of the trainer that computes the loss from
+    the engine's log-probs; trajectories without them are then not trained. ``turn_discount`` is the discount for
+    returns of turns with rewards; None uses the trajectory's reward only. Tokens whose weights are more than
+    ``max_token_lag`` versions older than the trainer's are masked; None masks none. ``records`` are the required kinds
+    of token records (``slime.utils.mask_rows``); ``experts_width`` is the number of experts per token over all layers,
+    None if unknown.
     """
 
     samples_per_group: int

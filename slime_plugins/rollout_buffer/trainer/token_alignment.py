@@ -59,7 +59,7 @@ def mask_old_tokens(
         return row
     log_probs = row.log_probs
     if log_probs is not None:
-        log_probs = [value if kept else 0.0 for value, kept in zip(log_probs, mask, strict=True)]
+        log_probs = [value if trained else 0.0 for value, trained in zip(log_probs, mask, strict=True)]
     return replace(row, loss_mask=mask, log_probs=log_probs, response_length=response_length_of(mask))
 
 
@@ -93,10 +93,10 @@ def laid_out(loss_mask: Sequence[int], values: Iterable[Value], elsewhere: Value
     return by_token  # type: ignore[return-value]  # no value is None
 
 
-def version_spans(along: Sequence[str]) -> tuple[WeightVersionSpan, ...]:
-    """Returns spans of equal weight versions; ``along`` has the version of each token, "" if unknown."""
+def version_spans(versions: Sequence[str]) -> tuple[WeightVersionSpan, ...]:
+    """Returns spans of equal weight versions; ``versions`` has the version of each token, "" if unknown."""
     spans, start = [], 0
-    for version, equal in groupby(along):
+    for version, equal in groupby(versions):
         end = start + len(list(equal))
         if version:
             spans.append(WeightVersionSpan(weight_version=version, start=start, end=end))
@@ -115,6 +115,7 @@ def _outputs(row: TrainingRow, generations: Sequence[Generation]) -> Iterator[tu
 MAX_SHARE_OUTSIDE = 0.25
 """Tolerated share of sampled tokens outside of their top-p ids: kernels of engines differ at the threshold."""
 MIN_TOKENS_TO_JUDGE = 8
+"""Minimum number of sampled tokens of a row from which on this share is checked."""
 
 ReadRecords = Sequence[Mapping[str, TokenRecords]]
 """The records of each generation, by kind."""
@@ -132,16 +133,16 @@ def read_records(generations: Sequence[Generation], kinds: Iterable[str], fetche
     Raises:
         RecordProblemError: a generation has no records of a kind, or their bytes are missing or truncated.
     """
-    return [{kind: _read(index, one, kind, fetched) for kind in kinds} for index, one in enumerate(generations)]
+    return [{kind: _read(index, turn, kind, fetched) for kind in kinds} for index, turn in enumerate(generations)]
 
 
 def _read(index: int, generation: Generation, kind: str, fetched: FetchedImages) -> TokenRecords:
-    named = generation.records.get(kind)
-    if named is None:
+    record = generation.records.get(kind)
+    if record is None:
         raise RecordProblemError(f"turn {index} has no {kind}: they were not requested, or the engine returned none")
-    data = named.data or fetched.data.get(named.sha256)
+    data = record.data or fetched.data.get(record.sha256)
     if data is None:
-        reason = fetched.missing.get(named.sha256, "they were not fetched")
+        reason = fetched.missing.get(record.sha256, "they were not fetched")
         raise RecordProblemError(f"the {kind} of turn {index} are missing: {reason}")
     try:
         return TokenRecords.decode(data)
@@ -157,11 +158,11 @@ def routed_experts_of_row(
     Raises:
         RecordProblemError: a token has no experts or not ``width`` of them, or there are experts of further tokens.
     """
-    at = row.generation_indices[-1]
-    parts = [records[at][ROUTED_EXPERTS]]
-    while parts[0].start > 1:
-        at = _continued(at, parts[0].start, generations, records)
-        parts.insert(0, records[at][ROUTED_EXPERTS])
+    index = row.generation_indices[-1]
+    parts = [records[index][ROUTED_EXPERTS]]
+    while parts[0].start > 1:  # an engine returns no experts of tokens that it has returned in an earlier turn
+        index = _continued_turn(index, parts[0].start, generations, records)
+        parts.insert(0, records[index][ROUTED_EXPERTS])
     try:
         experts = joined_records(parts)
     except ValueError as error:
@@ -178,16 +179,16 @@ def routed_experts_of_row(
     return experts
 
 
-def _continued(index: int, start: int, generations: Sequence[Generation], records: ReadRecords) -> int:
-    """Returns the earlier turn whose tokens are a prefix of this turn's prompt, and whose experts end at ``start``."""
+def _continued_turn(index: int, start: int, generations: Sequence[Generation], records: ReadRecords) -> int:
+    """Returns the latest turn before whose tokens begin this turn's prompt, and whose experts end at ``start``."""
     prompt, shown = generations[index].prompt_ids, generations[index].images
-    for at in range(index - 1, -1, -1):
-        before = generations[at]
+    for earlier in range(index - 1, -1, -1):
+        before = generations[earlier]
         ids = [*before.prompt_ids, *before.output_ids]
         images = before.images or ()
         same_images = shown is None or before.images is None or shown[: len(images)] == images
-        if records[at][ROUTED_EXPERTS].end == start and list(prompt[: len(ids)]) == ids and same_images:
-            return at
+        if records[earlier][ROUTED_EXPERTS].end == start and list(prompt[: len(ids)]) == ids and same_images:
+            return earlier
     raise RecordProblemError(f"no turn has the experts of the first {start} tokens of turn {index}")
 
 
@@ -205,20 +206,21 @@ def kept_ids_of_row(
         if len(of_output[index]) != len(generations[index].output_ids):
             raise RecordProblemError(
                 f"turn {index} has {len(generations[index].output_ids)} sampled tokens and "
-                f"{len(of_output[index])} sets of kept ids"
+                f"{len(of_output[index])} sets of top-p ids"
             )
-    along = laid_out(expanded.loss_mask, trained_values(row, generations, of_output), array("I"))[start:]
-    _check_holds_sampled(expanded, along, start)
+    sets = laid_out(expanded.loss_mask, trained_values(row, generations, of_output), array("I"))[start:]
+    _check_holds_sampled(expanded, sets, start)
     values, ends = array("I"), []
-    for kept in along:
-        values.extend(kept.tolist())
+    for ids in sets:
+        values.extend(ids.tolist())
         ends.append(len(values))
     return TokenRecords(start, values.tobytes(), 4, ends=tuple(ends))
 
 
-def _check_holds_sampled(row: TrainingRow, along: Sequence[array[int]], start: int) -> None:
+def _check_holds_sampled(row: TrainingRow, sets: Sequence[array[int]], start: int) -> None:
+    """Checks that the sampled tokens are in their sets of top-p ids; ``sets`` begin at token ``start``."""
     trained = [position for position in range(start, len(row.token_ids)) if row.loss_mask[position]]
-    outside = sum(row.token_ids[position] not in along[position - start] for position in trained)
+    outside = sum(row.token_ids[position] not in sets[position - start] for position in trained)
     if len(trained) >= MIN_TOKENS_TO_JUDGE and outside > MAX_SHARE_OUTSIDE * len(trained):
         raise RecordProblemError(
             f"{outside} of {len(trained)} sampled tokens are not among their top-p ids: the ids belong to other tokens"

@@ -84,9 +84,9 @@ class Tracker:
         if examples:
             self._send([*self._before_filter, *self._everything], lambda sink: sink.log_examples(examples, step))
 
-    def _send(self, carriers: Sequence[_SinkThread], send: Callable[[MetricSink], None]) -> None:
-        for carrier in carriers:
-            carrier.carry(send)
+    def _send(self, sinks: Sequence[_SinkThread], send: Callable[[MetricSink], None]) -> None:
+        for sink in sinks:
+            sink.call(send)
 
 
 class _SinkThread:
@@ -95,16 +95,16 @@ class _SinkThread:
     def __init__(self, sink: MetricSink) -> None:
         self._sink = sink
         self._name = type(sink).__name__
-        self._call: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
-    def carry(self, send: Callable[[MetricSink], None]) -> None:
+    def call(self, send: Callable[[MetricSink], None]) -> None:
         """Calls the sink and waits at most ``TIMEOUT_S``; skips a sink that still hangs in an earlier call."""
-        if self._call is not None and self._call.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             return
-        self._call = threading.Thread(target=self._try, args=[send], name=f"metrics to {self._name}", daemon=True)
-        self._call.start()
-        self._call.join(TIMEOUT_S)
-        if self._call.is_alive():
+        self._thread = threading.Thread(target=self._try, args=[send], name=f"metrics to {self._name}", daemon=True)
+        self._thread.start()
+        self._thread.join(TIMEOUT_S)
+        if self._thread.is_alive():
             _warn_once(f"{self._name} did not finish within {TIMEOUT_S:g} s: it gets no metrics until it has")
 
     def _try(self, send: Callable[[MetricSink], None]) -> None:

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 logger = logging.getLogger(__name__)
 
 MAX_ROWS_PER_REPORT = 64
-"""Default limit of the rows in the report of a step; those with the largest gaps are sent."""
+"""Default limit of a job's rows in the report of a step; those with the largest ``RowReport.gap`` are sent."""
 DIGITS = 5
 REPORT_TIMEOUT_S = 30.0
 
@@ -43,11 +43,12 @@ class RowReport:
 
     @property
     def gap(self) -> float:
-        """Largest |train - rollout log-prob|, infinite with a NaN; -1 if either list is missing or their lengths
-        differ."""
+        """Largest |train - rollout log-prob|, infinite with a NaN; -1 if a list is missing or empty, or their lengths
+        differ.
+        """
         if not self.log_probs or len(self.log_probs) != len(self.rollout_log_probs or ()):
             return -1.0
-        gaps = [abs(one - other) for one, other in zip(self.log_probs, self.rollout_log_probs or (), strict=True)]
+        gaps = [abs(ours - theirs) for ours, theirs in zip(self.log_probs, self.rollout_log_probs or (), strict=True)]
         return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
     def body(self) -> dict[str, Any]:
@@ -74,9 +75,9 @@ class TrainingReporter:
         self._has_warned = False
 
     def report(self, rows_by_job: Mapping[str, Sequence[RowReport]], *, step: int | None = None) -> bool:
-        """Starts to send the rows with the largest gaps and returns True, or drops the report and returns False.
+        """Starts to send the rows with the largest gaps and returns True; returns False if nothing is sent.
 
-        Does not wait and does not raise.
+        Nothing is sent without rows, or while the previous report is being sent. Does not wait and does not raise.
         """
         if not self._most_rows or not any(rows_by_job.values()):
             return False
@@ -96,12 +97,12 @@ class TrainingReporter:
                 worst = sorted(rows, key=lambda row: row.gap, reverse=True)[: self._most_rows]
                 reply = self._client.report_training(job_id, [row.body() for row in worst], step=step)
             except Exception as error:  # noqa: BLE001 - a failed report must not stop the training
-                self._log("the training report could not be sent to job %s: %r", job_id, error)
+                self._warn_once("the training report could not be sent to job %s: %r", job_id, error)
             else:
                 for refused in (reply.get("refused") or ())[:1]:
-                    self._log("job %s refused a row of the training report: %s", job_id, refused)
+                    self._warn_once("job %s refused a row of the training report: %s", job_id, refused)
 
-    def _log(self, text: str, *values: Any) -> None:
+    def _warn_once(self, text: str, *values: Any) -> None:
         if not self._has_warned:
             logger.warning(text, *values)
         self._has_warned = True

@@ -5,8 +5,8 @@ the outputs of the model's image processor, joined along dimension 0 in the orde
 tokens, images and grids do not agree, or whose prompt has another number of tokens in the engine, is refused with the
 reason.
 
-torch and the processor are imported with the first trajectory that has images, and only here. To add a model family,
-write a class with the members of ``VisionFamily`` and add it to ``FAMILIES``.
+torch and the processor are imported by ``load_vision`` only. To add a model family, write a class with the members of
+``VisionFamily`` and add it to ``FAMILIES``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class QwenVision:
     """Qwen-VL models: ``pixel_values`` holds one row per patch, ``image_grid_thw`` one row per image.
 
     An image becomes ``grid.prod() / merge_size ** 2`` tokens between its two markers. The model computes positions from
-    tokens and grids and expects an image after each opening marker, so that each placeholder must follow one.
+    tokens and grids and expects an image after each opening marker, so that a placeholder elsewhere is refused.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class QwenVision:
 
     def prepare(self, picture: Any) -> ImageFeatures:
         """As ``VisionFamily``."""
-        made = self._image_processor(images=[picture], return_tensors=self._tensor_type)
-        pixels, grid = made["pixel_values"], made["image_grid_thw"]
+        output = self._image_processor(images=[picture], return_tensors=self._tensor_type)
+        pixels, grid = output["pixel_values"], output["image_grid_thw"]
         patches = math.prod(int(side) for side in grid[0])
         merged = int(self._image_processor.merge_size) ** 2
         if tuple(grid.shape) != (1, 3) or patches % merged or int(pixels.shape[0]) != patches:
@@ -140,7 +140,7 @@ class QwenVision:
     def join(self, features: Sequence[ImageFeatures]) -> dict[str, Any]:
         """As ``VisionFamily``."""
         names = ("pixel_values", "image_grid_thw")
-        joined = {name: self._concat([one.tensors[name] for one in features]) for name in names}
+        joined = {name: self._concat([image.tensors[name] for image in features]) for name in names}
         grids = joined["image_grid_thw"].tolist()
         patches = sum(math.prod(grid) for grid in grids)
         if len(grids) != len(features) or int(joined["pixel_values"].shape[0]) != patches:
@@ -164,20 +164,20 @@ def load_vision(checkpoint: str, pixel_dtype: str | None = None) -> VisionFamily
     Raises:
         ConfigError: the processor of a vision model cannot be loaded, or its family is not in ``FAMILIES``.
     """
-    why = "the checkpoint has none"
+    reason = "the checkpoint has none"
     try:
         name, processor = _load_processor(checkpoint)
     except Exception as error:  # noqa: BLE001 - any error means that there is no processor
-        why = str(error).strip()[:300]
+        reason = str(error).strip()[:300]
     else:
         if getattr(processor, "image_processor", None) is not None:
             return _family_of(name, processor, pixel_dtype)
     if _is_vision_model(checkpoint):
         raise ConfigError(
-            f"the image processor of the vision model {checkpoint} cannot be loaded where the rollout runs: {why}; "
+            f"the image processor of the vision model {checkpoint} cannot be loaded where the rollout runs: {reason}; "
             "install what it needs (often torchvision), or train on tokens alone (rollout_buffer_images: tokens)"
         )
-    logger.debug("no image processor can be loaded from %s: %s", checkpoint, why)
+    logger.debug("no image processor can be loaded from %s: %s", checkpoint, reason)
     return None
 
 
@@ -216,7 +216,7 @@ def _family_of(name: str, processor: Any, pixel_dtype: str | None) -> VisionFami
     family = FAMILIES.get(name)
     if family is None:
         known = ", ".join(sorted(FAMILIES))
-        raise ConfigError(f"trajectories have images and {name} is not among {known}")
+        raise ConfigError(f"the image processor {name} is not supported; supported are {known}")
     import torch
 
     dtype = None if pixel_dtype is None else getattr(torch, pixel_dtype)
@@ -234,7 +234,7 @@ class RowImages:
     def prepare(self, hashes: Iterable[str], pool: Executor) -> None:
         """Converts images in the threads of ``pool``."""
         wanted = list(dict.fromkeys(hashes))
-        self._features.update(zip(wanted, pool.map(self._made, wanted), strict=True))
+        self._features.update(zip(wanted, pool.map(self._converted, wanted), strict=True))
 
     def attach(self, row: TrainingRow, generations: Sequence[Generation] = ()) -> RowInputs:
         """Returns the row with expanded placeholders and inputs. ``generations`` are those that the row indexes.
@@ -259,14 +259,14 @@ class RowImages:
 
     def _prepared(self, sha256: str) -> tuple[Any, ImageFeatures]:
         if sha256 not in self._features:
-            self._features[sha256] = self._made(sha256)
-        made = self._features[sha256]
-        if isinstance(made, Exception):
-            raise made
-        return made
+            self._features[sha256] = self._converted(sha256)
+        features = self._features[sha256]
+        if isinstance(features, Exception):
+            raise features
+        return features
 
-    def _made(self, sha256: str) -> tuple[Any, ImageFeatures] | Exception:
-        """Returns an image with its features, or the error."""
+    def _converted(self, sha256: str) -> tuple[Any, ImageFeatures] | Exception:
+        """Returns an image with its features, or the error of the conversion."""
         try:
             picture = _picture(sha256, self._images)
             return picture, self._vision.prepare(picture)
@@ -328,7 +328,10 @@ def _check_tokens_of_turn(generation: Generation, index: int, tokens: Sequence[i
 
 
 def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImages) -> int:
-    """Estimates the size of images' tensors from one conversion and the areas of the others; 0 if none is readable."""
+    """Estimates the bytes of images' tensors, from the first image that can be converted and the areas of the others.
+
+    Returns 0 if none is readable. An image that is shown several times counts each time.
+    """
     areas = {sha256: area for sha256, data in images.data.items() if (area := _area(data))}
     readable = [sha256 for sha256 in shown if sha256 in areas]
     for sha256 in dict.fromkeys(readable):
@@ -336,8 +339,8 @@ def tensor_bytes(vision: VisionFamily, shown: Iterable[str], images: FetchedImag
             tensors = vision.prepare(_picture(sha256, images)).tensors.values()
         except Exception:  # noqa: BLE001 - trajectories that show it are refused later with the reason
             continue
-        made = sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
-        return round(made / areas[sha256] * sum(areas[one] for one in readable))
+        nbytes = sum(getattr(tensor, "nbytes", 0) for tensor in tensors)
+        return round(nbytes / areas[sha256] * sum(areas[image] for image in readable))
     return 0
 
 
@@ -353,18 +356,18 @@ def _area(data: bytes) -> int:
 
 
 def image_hashes_in_messages(messages: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Returns the hashes of the images before the last reply of an append-only conversation, in order.
+    """Returns the hashes of the images before the last reply of a conversation, in order.
 
     Images after the last reply are left out, because no generation has them in its prompt.
     """
     shown: list[str] = []
-    by_last_reply = 0
+    before_last_reply = 0
     for message in messages:
         if message.get("role") == "assistant":
-            by_last_reply = len(shown)
+            before_last_reply = len(shown)
         content = message.get("content")
         shown += [_hash_of(part) for part in content if _is_image(part)] if isinstance(content, list) else []
-    return tuple(shown[:by_last_reply])
+    return tuple(shown[:before_last_reply])
 
 
 def _is_image(part: Any) -> bool:
@@ -372,7 +375,7 @@ def _is_image(part: Any) -> bool:
 
 
 def _hash_of(part: Mapping[str, Any]) -> str:
-    """Returns the sha256 of an image part; a part without one is refused later as a missing image."""
+    """Returns the sha256 of an image part; a part without a hash is refused later as a missing image."""
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, Mapping) else None
     return str(url).removeprefix(IMAGE_URL_PREFIX)
@@ -394,6 +397,6 @@ def _picture(sha256: str, images: FetchedImages) -> Any:
     try:
         picture = Image.open(io.BytesIO(images.data[sha256]))
         picture.load()
-    except Exception as error:  # such as DecompressionBombError, which has no base class
+    except Exception as error:  # such as PIL's DecompressionBombError, whose only base class is Exception
         raise ImageUnavailableError(f"image {sha256[:12]} cannot be read: {error}") from error
     return picture

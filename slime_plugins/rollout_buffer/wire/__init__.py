@@ -14,7 +14,6 @@ are sent.
 
 from slime_plugins.rollout_buffer.wire.checks import MAX_ITEMS as MAX_ITEMS
 from slime_plugins.rollout_buffer.wire.checks import identifier as identifier
-from slime_plugins.rollout_buffer.wire.generations import common_prefix_length as common_prefix_length
 from slime_plugins.rollout_buffer.wire.generations import decode_generations as decode_generations
 from slime_plugins.rollout_buffer.wire.generations import encode_generations as encode_generations
 from slime_plugins.rollout_buffer.wire.generations import record_hashes as record_hashes

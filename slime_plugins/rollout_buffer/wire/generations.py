@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
-from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes
+from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, common_prefix_length
 from slime_plugins.rollout_buffer.errors import InvalidPayloadError
 from slime_plugins.rollout_buffer.types import Generation, PromptCheck, PromptReceipt, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire.checks import (
@@ -308,11 +308,3 @@ def _encode_receipt(receipt: PromptReceipt, ran_ids: Sequence[int]) -> dict[str,
         keep_end = common_prefix_length(ran[keep:][::-1], sent[keep:][::-1])
         entry["sent"] = {"keep": keep, "ids": sent[keep : len(sent) - keep_end], "keep_end": keep_end}
     return entry
-
-
-def common_prefix_length(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Returns how many leading items two sequences share. An exact prefix, the usual case, costs one comparison."""
-    shorter = min(len(left), len(right))
-    if list(left[:shorter]) == list(right[:shorter]):
-        return shorter
-    return next(index for index in range(shorter) if left[index] != right[index])

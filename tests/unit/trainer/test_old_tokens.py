@@ -54,7 +54,7 @@ def test_a_trajectory_of_which_nothing_is_left_is_a_dummy_that_is_counted_and_sa
     dummy, other = flat(batch)
 
     assert (dummy.remove_sample, other.remove_sample) == (True, False)
-    assert "more than 2 weight versions older than the trainer's 6" in dummy.metadata["dummy_reason"]
+    assert "more than 2 weight versions older than the trainer's version 6" in dummy.metadata["dummy_reason"]
     assert (counts["old_trajectories"], counts["dummies"]) == (1, 1)
     assert dummy.reward == other.reward
 

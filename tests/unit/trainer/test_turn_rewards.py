@@ -128,7 +128,7 @@ def test_rewards_of_turns_that_fit_no_row_are_a_dummy_that_says_so() -> None:
     odd, _ = samples(item("a", [1.0], generations=(), messages=messages), item("b", [0.0, 0.0]), **cut)
 
     assert odd.remove_sample
-    assert "1 turns have rewards, but the rows consist of 0 turns" in odd.metadata["dummy_reason"]
+    assert "1 turns have rewards, but 0 turns are trained" in odd.metadata["dummy_reason"]
 
 
 class OneMask:

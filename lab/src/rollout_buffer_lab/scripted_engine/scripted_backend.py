@@ -28,8 +28,8 @@ from rollout_buffer_lab.sglang_routes.records import (
     check_length,
 )
 from rollout_buffer_lab.sglang_routes.sampling import BadRequestError, Sampling
+from slime.utils.mask_rows import common_prefix_length
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_size, image_tokens
-from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 MODEL_NAME: Final = "stand-in (a scripted policy, not a model)"
 REMEMBERED_SESSIONS: Final = 1024

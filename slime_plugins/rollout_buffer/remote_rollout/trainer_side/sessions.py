@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from slime.utils.mask_rows import Generation, TrainingRow, pack_training_rows
+from slime.utils.mask_rows import Generation, TrainingRow, common_prefix_length, pack_training_rows
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply
 from slime_plugins.rollout_buffer.recording.messages import Conversation, digest, read_conversation
@@ -27,7 +27,6 @@ from slime_plugins.rollout_buffer.remote_rollout.conversation import CountMethod
 from slime_plugins.rollout_buffer.remote_rollout.openai_tool_calls import message_with_calls
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.masks import EnteredTokens
 from slime_plugins.rollout_buffer.types import Message
-from slime_plugins.rollout_buffer.wire import common_prefix_length
 
 
 class SessionState(StrEnum):
