@@ -1,10 +1,10 @@
 """A circuit breaker over all turns of a job: pauses the job while its engine does not work.
 
-It opens when the engine has answered no request for ``AWAY_TIMEOUT_S``, or when ``MAX_FAILURES`` attempts of at least
-``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It closes when a probe succeeds. The job
-waits without limit for an unreachable engine. If the engine itself refuses every probe for ``REFUSED_TIMEOUT_S``,
-``verdict`` returns the reason and the job fails. ``ReportThrottle`` limits the reports of an engine's state: one per
-heartbeat interval during trouble, and one after recovery.
+It opens when the engine has answered no request for ``AWAY_TIMEOUT_S`` or an attempt failed because of that, or when
+``MAX_FAILURES`` attempts of at least ``MIN_FAILED_INSTANCES`` input lines failed and a probe of one token fails too. It
+closes when a probe succeeds. The job waits without limit for an unreachable engine. If the engine itself refuses every
+probe for ``REFUSED_TIMEOUT_S``, ``verdict`` returns the reason and the job fails. ``ReportThrottle`` limits the reports
+of an engine's state: one per heartbeat interval during trouble, and one after recovery.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class CircuitBreaker:
         self._refused_since = None
         if self._away_s > AWAY_TIMEOUT_S:
             return self._engine.refusal or "answers no request"
-        are_many = self._failures >= MAX_FAILURES and len(self._failed_instances) >= MIN_FAILED_INSTANCES
-        if not are_many:
+        if self._failures < MAX_FAILURES or len(self._failed_instances) < MIN_FAILED_INSTANCES:
             return ""
         answered = self._probe()
         if answered:

@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     SampledPart,
     StreamedReply,
     engine_sentence,
+    is_html,
     is_refusal_of_request,
     parse_generate_reply,
 )
@@ -88,8 +89,8 @@ class HttpEngine:
         self._answered_at = -math.inf
         self._probing: asyncio.Task[bool] | None = None
         self.probe_refusal = ""
-        """The message with which the engine itself refused the last probe; empty if the probe succeeded or got no
-        valid reply."""
+        """The error of the last probe if the engine itself refused it or sent an invalid reply; empty if the probe
+        succeeded, or no engine answered it."""
         self.turns = 0
         """Number of turns sampled so far."""
         self.tokens = 0
@@ -101,7 +102,7 @@ class HttpEngine:
         return None
 
     async def probe_prompts(self) -> EngineFidelity | None:
-        """Probes the engine, once per address, for changes to prompts; None if it does not answer."""
+        """Probes the engine, once per address, for changes to prompts; None if it does not answer or is not probed."""
         return None
 
     async def load(self) -> EngineLoad | None:
@@ -119,8 +120,7 @@ class HttpEngine:
         Raises:
             ConfigError: not an http or https address.
         """
-        checked = _checked_base_url(base_url)
-        if checked == self._base_url:
+        if (checked := _checked_base_url(base_url)) == self._base_url:
             return
         self._base_url = checked
         self._refused_since = None
@@ -143,7 +143,11 @@ class HttpEngine:
         return await asyncio.shield(self._probing)
 
     def report(self, *, while_idle: bool = False) -> EngineReport:
-        """Returns the engine's state. Failed calls are reported only while turns wait; with ``while_idle``, always."""
+        """Returns the engine's state.
+
+        Failed calls are reported only while turns wait for their next try, aborted ones also while calls are in flight;
+        with ``while_idle``, both always.
+        """
         now, url = time.monotonic(), redacted(self._base_url)
         waiting = self._waiting or len(self._in_flight)
         is_updating = self.refusal == ABORTED
@@ -304,8 +308,8 @@ class HttpEngine:
             if stream is not None and stream.delivered:
                 refusal.part = stream.part()
                 if refusal.part is None:
-                    what = f"the engine at {self._base_url} {refusal}, in the middle of a stream"
-                    raise EngineError(what) from refusal
+                    message = f"the engine at {self._base_url} {refusal}, in the middle of a stream"
+                    raise EngineError(message) from refusal
             raise
 
     async def _called_part(
@@ -338,15 +342,14 @@ class HttpEngine:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._answered_part(self._probe_request(), ())
+            return True
         except EngineError as error:
             self.probe_refusal = error.message
-            return False
         except RefusalError as refusal:
             self._note_refusal(refusal)
-            return False
         except TimeoutError:
-            return False
-        return True
+            pass  # a paused engine holds the request without an answer
+        return False
 
     async def _post(self, body: bytes, session_id: str, rid: str, stream: StreamedReply | None) -> HttpAnswer:
         """Returns the engine's answer to one call.
@@ -551,8 +554,9 @@ class _Sampled:
             records = joined_records(parts)
         except ValueError as error:
             raise EngineError(f"the engine's {kind} of a resumed turn have a gap: {error}") from error
-        if (prompt := self._prompt_tokens()) is None or records.end != prompt + len(self.ids):
-            raise EngineError(f"the engine's {kind} end at token {records.end} of {prompt} and {len(self.ids)} sampled")
+        token_count = (self._prompt_tokens() or 0) + len(self.ids)
+        if records.end != token_count:
+            raise EngineError(f"the engine's {kind} end at token {records.end} of a sequence of {token_count} tokens")
         return records
 
     def _prompt_tokens(self) -> int | None:
@@ -586,7 +590,7 @@ def part_of_answer(answer: HttpAnswer, parse: Callable[[bytes], SampledPart]) ->
     sentence = engine_sentence(answer.body)
     if answer.status in RETRIED_STATUSES:
         raise RefusalError(f"answers HTTP {answer.status}: {sentence}")
-    if answer.status == 500 and not answer.body.lstrip().startswith(b"<"):  # a page in HTML is a proxy's
+    if answer.status == 500 and not is_html(answer.body):
         raise RefusalError(f"answers HTTP 500: {sentence}", server_error=True)
     if is_refusal_of_request(answer.status, answer.body):
         raise EngineError(f"the engine refused the request: {sentence}", {"status": answer.status})

@@ -33,11 +33,11 @@ class Envelope:
     """Decodes prompt ids into messages and encodes replies, with the project's ChatML tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
-        known = tokenizer.get_added_vocab()
+        special_ids = tokenizer.get_added_vocab()
         self._tokenizer = tokenizer
-        self._begin, self._end = int(known["<|im_start|>"]), int(known["<|im_end|>"])
-        self._image = int(known["<|image_pad|>"])
-        self._around_images = frozenset({int(known["<|vision_start|>"]), int(known["<|vision_end|>"])})
+        self._begin, self._end = int(special_ids["<|im_start|>"]), int(special_ids["<|im_end|>"])
+        self._image = int(special_ids["<|image_pad|>"])
+        self._around_images = frozenset({int(special_ids["<|vision_start|>"]), int(special_ids["<|vision_end|>"])})
 
     def messages_of(self, ids: Sequence[int], images: Sequence[Image]) -> list[Message]:
         """Returns the conversation in ``ids``, without the generation prompt at its end.

@@ -112,20 +112,20 @@ class PromptChecker:
 def _block_lengths(sent: list[int], ran: list[int], placeholder: int) -> list[int] | None:
     """Returns the length of the block that the engine ran at each placeholder; None if any other id differs."""
     lengths: list[int] = []
-    at = 0
+    pos = 0
     for text, is_last in _texts(sent, placeholder):
-        if ran[at : at + len(text)] != text:
+        if ran[pos : pos + len(text)] != text:
             return None
-        at += len(text)
+        pos += len(text)
         if is_last:
             break
-        start = at
-        while at < len(ran) and ran[at] == placeholder:
-            at += 1
-        if at == start:
+        start = pos
+        while pos < len(ran) and ran[pos] == placeholder:
+            pos += 1
+        if pos == start:
             return None
-        lengths.append(at - start)
-    return lengths if at == len(ran) else None
+        lengths.append(pos - start)
+    return lengths if pos == len(ran) else None
 
 
 def _texts(ids: list[int], placeholder: int) -> Iterator[tuple[list[int], bool]]:

@@ -109,12 +109,12 @@ class PromptProbe:
         checked = self.checker.check(prompt.ids, ran, len(prompt.images))
         if checked.receipt.check is PromptCheck.DIFFERING:
             return self._what_changed(prompt, checked.ran_ids or list(ran))
-        made, expected = checked.receipt.image_tokens, prompt.image_tokens
-        if made and expected is not None and made[0] != expected:  # a prompt of the probe has one image
+        lengths, expected = checked.receipt.image_tokens, prompt.image_tokens
+        if lengths and expected is not None and lengths[0] != expected:  # a prompt of the probe has one image
             width, height = prompt.size or (0, 0)
             return (
-                f"makes {made[0]} tokens of an image of {width}x{height}, where the model's folder makes {expected}: "
-                "its image processor has other settings (min_pixels, max_pixels, patch_size)"
+                f"makes {lengths[0]} tokens of an image of {width}x{height}, where the model's folder makes {expected}:"
+                " its image processor has other settings (min_pixels, max_pixels, patch_size)"
             )
         return ""
 
@@ -131,10 +131,10 @@ class PromptProbe:
         if added > 0 and ran[added:] == sent:
             return f"puts {_excerpt(ran[:added])} before {prompt.kind}, like a second begin token"
         pairs = enumerate(zip(sent, ran, strict=False))
-        at = next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(sent), len(ran)))
+        pos = next((index for index, (ours, theirs) in pairs if ours != theirs), min(len(sent), len(ran)))
         return (
-            f"runs other ids than it is sent of {prompt.kind}: from token {at} of {len(sent)} on, "
-            f"{_excerpt(ran[at:])} instead of {_excerpt(sent[at:])}"
+            f"runs other ids than it is sent of {prompt.kind}: from token {pos} of {len(sent)} on, "
+            f"{_excerpt(ran[pos:])} instead of {_excerpt(sent[pos:])}"
         )
 
 
@@ -169,8 +169,8 @@ def _system_text(tokenizer: Any) -> str:
         )
     except Exception:  # noqa: BLE001 - a template may raise anything; the probe uses plain text
         return f"{SYSTEM_TEXT}\n"
-    before, found, _ = str(rendered).rpartition("-")
-    return before if found and SYSTEM_TEXT in before else f"{SYSTEM_TEXT}\n"
+    before, user_text, _ = str(rendered).rpartition("-")
+    return before if user_text and SYSTEM_TEXT in before else f"{SYSTEM_TEXT}\n"
 
 
 def _split_word(checker: PromptChecker) -> list[int]:
@@ -186,9 +186,9 @@ def _split_word(checker: PromptChecker) -> list[int]:
 def _picture(width: int, height: int) -> Image:
     from PIL import Image as PillowImage  # in the extra `android`, which image tasks need
 
-    made = io.BytesIO()
-    PillowImage.linear_gradient("L").resize((width, height)).convert("RGB").save(made, "PNG")
-    return Image(data=made.getvalue())
+    png = io.BytesIO()
+    PillowImage.linear_gradient("L").resize((width, height)).convert("RGB").save(png, "PNG")
+    return Image(data=png.getvalue())
 
 
 def _excerpt(ids: Sequence[int]) -> str:

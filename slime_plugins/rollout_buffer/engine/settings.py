@@ -17,9 +17,8 @@ class EngineSettings:
     first and the longest pause. A turn fails after ``server_error_tries`` replies with HTTP 500, if the engine answers
     other requests: a router answers so when a worker is lost, and an engine when the request makes it fail.
     ``abort_timeout_s`` limits the abort of a cancelled request. ``connection_limit`` limits open connections; None =
-    unlimited. The client resumes a generation that the engine
-    aborted, or broke off in a stream, from its partial tokens; with ``resume_aborted`` false it returns the partial
-    output with finish reason ``abort``.
+    unlimited. The client resumes a generation that the engine aborted, or broke off in a stream, from its partial
+    tokens; with ``resume_aborted`` false it returns the partial output with finish reason ``abort``.
     """
 
     retry_timeout_s: float = 900.0

@@ -235,10 +235,7 @@ class SglangEngine(HttpEngine):
             async with self._open_session().post(
                 f"{url}{self.route}", data=body, headers=headers, allow_redirects=False
             ) as response:
-                answer = await response.read()
-                if response.status in RETRIED_STATUSES:
-                    raise ForeignReplyError(f"HTTP {response.status}")
-                ran = parse_probe_reply(answer) if response.status == 200 else None
+                ran = parse_probe_reply(response.status, await response.read())
             if ran is not None:
                 return self._prompts.with_placeholders(prompt.ids, ran) if by_log_probs and prompt.images else ran
         return None
@@ -292,9 +289,10 @@ class SglangEngine(HttpEngine):
         return bool(request.images) or not self._probe_found(PromptIntegrity.EXACT, request)
 
     def _is_streamed(self, request: GenerateRequest) -> bool:
-        """Returns True if the reply is to be streamed, which requests with banned ids or per-token records cannot be.
+        """Returns False without ``on_tokens``, and for a request with banned ids or per-token records.
 
-        Records come with the last token only, and are too large to be repeated with each event.
+        ``StreamedReply`` does not join the log-probs of banned ids. Records come with the last event only, so that a
+        broken stream would lose them.
         """
         return not (request.on_tokens is None or request.banned_ids or asked_records(request.sampling_params))
 
@@ -342,14 +340,12 @@ class SglangEngine(HttpEngine):
         return False
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        invalid_id = first_invalid_id(ids, self._vocabulary_size)
-        if invalid_id is not None:
+        if (invalid_id := first_invalid_id(ids, self._vocabulary_size)) is not None:
             size = "" if self._vocabulary_size is None else f" of {self._vocabulary_size} ids"
             raise EngineError(f"the engine sent the token id {invalid_id}, which is not in the vocabulary{size}")
 
     def _check_records(self, part: SampledPart, request: GenerateRequest, sampled: Sequence[int]) -> None:
-        missing = asked_records(request.sampling_params) - part.records.keys()
-        if missing:
+        if missing := asked_records(request.sampling_params) - part.records.keys():
             raise EngineError(f"the engine at {redacted(self._base_url)} {_MISSING_RECORDS[min(missing)]}")
         if (experts := part.records.get(ROUTED_EXPERTS)) is not None:
             ids = [*request.input_ids, *sampled, *part.ids]
@@ -433,9 +429,9 @@ class SglangEngine(HttpEngine):
 
         A router forwards neither aborts nor questions about load and model, so each worker gets them itself.
         """
-        known_at, known = self._workers.get(base_url, (-math.inf, ()))
-        if time.monotonic() - known_at < WORKERS_REMEMBERED_S:
-            return known
+        requested_at, urls = self._workers.get(base_url, (-math.inf, ()))
+        if time.monotonic() - requested_at < WORKERS_REMEMBERED_S:
+            return urls
         async with self._open_session().get(f"{base_url}/workers", headers=key_headers(base_url)) as response:
             urls = urls_of_workers(await response.read()) if response.status == 200 else ()
         self._workers = {base_url: (time.monotonic(), urls or (base_url,))}

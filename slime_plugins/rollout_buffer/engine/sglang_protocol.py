@@ -116,13 +116,20 @@ def probe_body(input_ids: Sequence[int], images: Sequence[Image], *, by_log_prob
     return orjson.dumps(body)
 
 
-def parse_probe_reply(body: bytes) -> list[int] | None:
-    """Returns the ids that were run, from the reply to either form of ``probe_body``; None if it has none.
+def parse_probe_reply(status: int, body: bytes) -> list[int] | None:
+    """Returns the ids that were run, from the reply to either form of ``probe_body``; None if it has none, or if the
+    engine itself answered with an error.
 
     Raises:
-        ForeignReplyError: not a finished reply of an engine.
+        ForeignReplyError: not a finished reply of an engine, such as a proxy's page.
     """
+    if status in RETRIED_STATUSES:
+        raise ForeignReplyError(f"HTTP {status}")
+    if status == 500 and not is_html(body):  # the only error that SGLang answers in plain text
+        return None
     reply = _json_object(body)
+    if status != 200:
+        return None
     meta = reply.get("meta_info")
     if not isinstance(meta, dict) or _finish_reason(meta) == "abort":
         raise ForeignReplyError(f"no finished reply: {_shortened(body)}")
@@ -211,8 +218,8 @@ def _part_of(reply: Mapping[str, Any], meta: Mapping[str, Any]) -> SampledPart:
 class StreamedReply:
     """Joins the events of a streamed ``/generate`` to the reply that the same request would get without streaming.
 
-    ``on_tokens`` gets the sampled ids as they come. Each list of an event covers all tokens so far. With SGLang's
-    ``--incremental-streaming-output`` each list covers the tokens since the event before; with its older
+    ``on_tokens`` gets the sampled ids as they come. By default each list of an event covers all tokens so far. With
+    SGLang's ``--incremental-streaming-output`` each list covers the tokens since the event before; with its older
     ``--stream-output`` only the list of ids does.
     """
 
@@ -278,8 +285,8 @@ class StreamedReply:
     def part(self) -> SampledPart | None:
         """Returns the delivered part of a reply that broke off; as aborted, unless its last event or id ends the reply.
 
-        Returns None if the reply cannot be continued. It cannot if the weight version changed meanwhile, because only
-        the last event reports the version of each token.
+        Returns None if the reply did not end and cannot be continued: see ``can_be_continued``, or the weight version
+        changed meanwhile, and only the last event reports the version of each token.
         """
         reason, extra = self._finish_reason, self._params.extra
         end_ids = () if extra.get("ignore_eos") else (self._eos_id, *(extra.get("stop_token_ids") or ()))
@@ -321,11 +328,16 @@ class StreamedReply:
         if len(earlier) == total:  # the event brings no token
             return earlier
         is_increment = not self._is_cumulative and len(given) != total and type(total) is int
-        if earlier:  # the lists of the first event are both
+        if earlier:  # in the first event both forms are equal
             self._is_cumulative = self._is_cumulative is not False and not is_increment
         if is_increment:
             earlier.extend(given)
         return earlier if is_increment else given
+
+
+def is_html(body: bytes) -> bool:
+    """Returns True for a page, which a proxy sends and no engine."""
+    return body.lstrip().startswith(b"<")
 
 
 def engine_sentence(body: bytes) -> str:

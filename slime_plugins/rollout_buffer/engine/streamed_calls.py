@@ -41,17 +41,18 @@ _VALUE, _KEY = f'{{["{_SCALAR}', '"'
 """The tokens with which a value, and a key, begin."""
 
 
-def begins_at(text: str, at: int, marks: Sequence[str]) -> int:
-    """Returns the first index from ``at`` on at which the beginning of a mark ends the text; else the text's length."""
+def begins_at(text: str, pos: int, marks: Sequence[str]) -> int:
+    """Returns the first index from ``pos`` on after which the whole rest of the text is the beginning of a mark; the
+    text's length if there is none."""
     longest = max(map(len, marks), default=1)
-    starts = range(max(at, len(text) - longest + 1), len(text))  # a longer rest cannot be the beginning only
+    starts = range(max(pos, len(text) - longest + 1), len(text))  # a longer rest cannot be the beginning only
     return next((start for start in starts if any(mark.startswith(text[start:]) for mark in marks)), len(text))
 
 
 class StreamedCall:
     """One call. ``name`` is empty until the name is certain and the arguments have begun.
 
-    Only a call in the usual form shows this before its end: first its name, then its arguments, as an object or as
+    It is set before the call's end only in the usual form: first the name, then the arguments, as an object or as
     parameters.
     """
 
@@ -75,16 +76,16 @@ class StreamedCall:
             self.name = opening[1] if opening.re is _HERMES else opening[1].strip()
             self._arguments = _Json() if opening.re is _HERMES else _Parameters(text_parameters(self._tools, self.name))
             self._read = opening.end() - start
-        added, at = self._arguments.read(text, start + self._read, end)
-        self._read = at - start
+        added, pos = self._arguments.read(text, start + self._read, end)
+        self._read = pos - start
         return added
 
 
 class _Arguments(Protocol):
     is_broken: bool
 
-    def read(self, text: str, at: int, end: int) -> tuple[str, int]:
-        """Returns what the text from ``at`` to ``end`` adds to the arguments, and the index to read on from."""
+    def read(self, text: str, pos: int, end: int) -> tuple[str, int]:
+        """Returns what the text from ``pos`` to ``end`` adds to the arguments, and the index to read on from."""
         ...
 
 
@@ -99,20 +100,20 @@ class _Json:
         """The ends of the open objects and lists."""
         self._in_string = False
 
-    def read(self, text: str, at: int, end: int) -> tuple[str, int]:
+    def read(self, text: str, pos: int, end: int) -> tuple[str, int]:
         pieces: list[str] = []
-        while at < end and self._expected and not self.is_broken:
-            more, after = self._string(text, at, end) if self._in_string else self._token(text, at, end)
-            if after == at:
+        while pos < end and self._expected and not self.is_broken:
+            more, after = self._string(text, pos, end) if self._in_string else self._token(text, pos, end)
+            if after == pos:
                 break
             pieces.append(more)
-            at = after
-        return "".join(pieces), at
+            pos = after
+        return "".join(pieces), pos
 
-    def _token(self, text: str, at: int, end: int) -> tuple[str, int]:
-        found = _TOKEN.match(text, at, end)
-        assert found is not None
-        token, after = found[0], found.end()
+    def _token(self, text: str, pos: int, end: int) -> tuple[str, int]:
+        match = _TOKEN.match(text, pos, end)
+        assert match is not None
+        token, after = match[0], match.end()
         if token[0] in " \t\n\r":
             return "", after
         kind = token if token in '{}[]:,"' else _SCALAR
@@ -120,7 +121,7 @@ class _Json:
         self.is_broken = is_deep or kind not in self._expected
         if kind == _SCALAR and not self.is_broken:
             if after == end:
-                return "", at  # more characters of the scalar may come
+                return "", pos  # more characters of the scalar may come
             scalar = read_scalar(token)
             self.is_broken = scalar is None
             token = scalar or ""
@@ -146,16 +147,16 @@ class _Json:
             is_key = kind == '"' and _SCALAR not in self._expected
             self._expected = ":" if is_key else f",{self._open[-1]}" if self._open else ""
 
-    def _string(self, text: str, at: int, end: int) -> tuple[str, int]:
-        if text[at] == '"':
+    def _string(self, text: str, pos: int, end: int) -> tuple[str, int]:
+        if text[pos] == '"':
             self._in_string = False
-            return '"', at + 1
-        if (plain := _PLAIN.match(text, at, end)) is not None:
+            return '"', pos + 1
+        if (plain := _PLAIN.match(text, pos, end)) is not None:
             return _escaped(plain[0]), plain.end()
-        if (escape := _ESCAPE.match(text, at, end)) is not None:
+        if (escape := _ESCAPE.match(text, pos, end)) is not None:
             return _escaped(json.loads(f'"{escape[0]}"')), escape.end()
-        self.is_broken = end - at >= _LONGEST_ESCAPE  # a shorter rest may become an escape
-        return "", at
+        self.is_broken = end - pos >= _LONGEST_ESCAPE  # a shorter rest may become an escape
+        return "", pos
 
 
 class _Parameters:
@@ -170,49 +171,49 @@ class _Parameters:
         self._is_first = False
         """True before the first character of a value, which may be a line break that is no part of the value."""
 
-    def read(self, text: str, at: int, end: int) -> tuple[str, int]:
+    def read(self, text: str, pos: int, end: int) -> tuple[str, int]:
         pieces: list[str] = []
-        while at < end:
+        while pos < end:
             if self._in_text:
-                more, after = self._text(text, at, end)
+                more, after = self._text(text, pos, end)
             elif self._in_value:
-                more, after = self._value(text, at, end)
+                more, after = self._value(text, pos, end)
             else:
-                more, after = self._parameter(text, at, end)
-            if after == at:
+                more, after = self._parameter(text, pos, end)
+            if after == pos:
                 break
             pieces.append(more)
-            at = after
-        return "".join(pieces), at
+            pos = after
+        return "".join(pieces), pos
 
-    def _parameter(self, text: str, at: int, end: int) -> tuple[str, int]:
-        opening = PARAMETER.match(text, at, end)
+    def _parameter(self, text: str, pos: int, end: int) -> tuple[str, int]:
+        opening = PARAMETER.match(text, pos, end)
         if opening is None:
-            return "", at
+            return "", pos
         key = opening[1].strip()
         self._in_text = self._is_first = key in self._texts
         self._in_value = not self._in_text
         before, self._before = self._before, ","
         return f"{before}{_encoded(key)}:" + ('"' if self._in_text else ""), opening.end()
 
-    def _text(self, text: str, at: int, end: int) -> tuple[str, int]:
+    def _text(self, text: str, pos: int, end: int) -> tuple[str, int]:
         if self._is_first:
             self._is_first = False
-            if text[at] == "\n":
-                return "", at + 1
-        closing = text.find(PARAMETER_END, at, end)
+            if text[pos] == "\n":
+                return "", pos + 1
+        closing = text.find(PARAMETER_END, pos, end)
         if closing >= 0:
             self._in_text = False
-            return _escaped(text[at:closing].removesuffix("\n")) + '"', closing + len(PARAMETER_END)
-        decided = begins_at(text[at:end], 0, (PARAMETER_END, f"\n{PARAMETER_END}"))
-        return _escaped(text[at : at + decided]), at + decided
+            return _escaped(text[pos:closing].removesuffix("\n")) + '"', closing + len(PARAMETER_END)
+        decided = begins_at(text[pos:end], 0, (PARAMETER_END, f"\n{PARAMETER_END}"))
+        return _escaped(text[pos : pos + decided]), pos + decided
 
-    def _value(self, text: str, at: int, end: int) -> tuple[str, int]:
-        closing = text.find(PARAMETER_END, at, end)
+    def _value(self, text: str, pos: int, end: int) -> tuple[str, int]:
+        closing = text.find(PARAMETER_END, pos, end)
         if closing < 0:
-            return "", at
+            return "", pos
         self._in_value = False
-        return _encoded(parameter_value(text[at:closing], is_text=False)), closing + len(PARAMETER_END)
+        return _encoded(parameter_value(text[pos:closing], is_text=False)), closing + len(PARAMETER_END)
 
 
 def _encoded(value: object) -> str:

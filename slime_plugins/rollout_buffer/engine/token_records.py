@@ -126,7 +126,7 @@ def why_misplaced(reported: Sequence[TokenRecords]) -> str:
     first, *others = [records.split() for records in reported]
     differs_at = [_first_difference(first, other) for other in others]
     # The median, so that one prompt in which noise hides or makes a difference does not decide.
-    if statistics.median_low([at - fork for at, fork in zip(differs_at, _FORKS, strict=True)]) == 0:
+    if statistics.median_low([position - fork for position, fork in zip(differs_at, _FORKS, strict=True)]) == 0:
         return ""
     return (
         f"returns {ROUTED_EXPERTS} of other positions than it states: prompts that differ from tokens "
@@ -136,9 +136,9 @@ def why_misplaced(reported: Sequence[TokenRecords]) -> str:
 
 def _first_difference(experts: Sequence[array[int]], others: Sequence[array[int]]) -> int:
     """Returns the first token whose experts differ by more than noise; the number of tokens if there is none."""
-    for at, (ours, theirs) in enumerate(zip(experts, others, strict=True)):
+    for position, (ours, theirs) in enumerate(zip(experts, others, strict=True)):
         if sum(a != b for a, b in zip(ours, theirs, strict=True)) > MAX_SHARE_OF_NOISE * len(ours):
-            return at
+            return position
     return len(experts)
 
 

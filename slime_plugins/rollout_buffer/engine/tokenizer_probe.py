@@ -41,7 +41,7 @@ def tokenizer_probe(tokenizer: Any) -> TokenizerProbe:
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[object]) -> str:
-    at = next((index for index, (own, other) in enumerate(zip(ours, theirs, strict=False)) if own != other), None)
-    if at is None:
+    position = next((index for index, (own, other) in enumerate(zip(ours, theirs, strict=False)) if own != other), None)
+    if position is None:
         return f"{len(theirs)} tokens instead of {len(ours)}"
-    return f"token {at} is {theirs[at]!r} instead of {ours[at]}"
+    return f"token {position} is {theirs[position]!r} instead of {ours[position]}"

@@ -95,12 +95,12 @@ def read_segments(text: str, tools: Tools = ()) -> list[Segment]:
     ``tools`` are the offered functions in OpenAI's form: their schemas decide which values are strings.
     """
     segments: list[Segment] = []
-    at = 0
+    pos = 0
     for start, end in _thoughts(text, tools):
-        segments += _texts_and_calls(text, at, start, tools)
+        segments += _texts_and_calls(text, pos, start, tools)
         segments.append(Segment(kind=SegmentKind.THOUGHT, text=text[start:end]))
-        at = end
-    return [*segments, *_texts_and_calls(text, at, len(text), tools)]
+        pos = end
+    return [*segments, *_texts_and_calls(text, pos, len(text), tools)]
 
 
 def read_function(function: Any) -> ToolCall:
@@ -120,32 +120,32 @@ def read_function(function: Any) -> ToolCall:
 def _thoughts(text: str, tools: Tools) -> list[tuple[int, int]]:
     """Returns start and end of each thought. Marks inside of a valid call are ignored."""
     spans: list[tuple[int, int]] = []
-    at, last_end = 0, text.rfind("</thinking>")
-    while (mark := _MARK.search(text, at)) is not None:
-        start, at = mark.span()
+    pos, last_end = 0, text.rfind("</thinking>")
+    while (mark := _MARK.search(text, pos)) is not None:
+        start, pos = mark.span()
         if mark[0] == CALL:
             _, end, is_whole = call_at(text, start, tools)
-            at = end if is_whole else at
+            pos = end if is_whole else pos
         elif mark[0] == "</think>":
-            spans = [(0, at)]  # opened by the prompt, or the mark is quoted in a thought: all before it is thought
-        elif mark[0] == "<think>" or at <= last_end:  # a <thinking> that is never closed is text
+            spans = [(0, pos)]  # opened by the prompt, or the mark is quoted in a thought: all before it is thought
+        elif mark[0] == "<think>" or pos <= last_end:  # a <thinking> that is never closed is text
             end_mark = f"</{mark[0][1:]}"
-            end = text.find(end_mark, at)
-            at = end + len(end_mark) if end >= 0 else len(text)
-            spans.append((start, at))
+            end = text.find(end_mark, pos)
+            pos = end + len(end_mark) if end >= 0 else len(text)
+            spans.append((start, pos))
     return spans
 
 
-def _texts_and_calls(text: str, at: int, limit: int, tools: Tools) -> Iterator[Segment]:
+def _texts_and_calls(text: str, pos: int, limit: int, tools: Tools) -> Iterator[Segment]:
     """Yields the segments between two thoughts: texts and calls."""
-    while (start := text.find(CALL, at, limit)) >= 0:
+    while (start := text.find(CALL, pos, limit)) >= 0:
         call, end, _ = call_at(text, start, tools, limit)
-        if start > at:
-            yield Segment(kind=SegmentKind.TEXT, text=text[at:start])
+        if start > pos:
+            yield Segment(kind=SegmentKind.TEXT, text=text[pos:start])
         yield Segment(kind=SegmentKind.CALL, text=text[start:end], call=call)
-        at = end
-    if at < limit:
-        yield Segment(kind=SegmentKind.TEXT, text=text[at:limit])
+        pos = end
+    if pos < limit:
+        yield Segment(kind=SegmentKind.TEXT, text=text[pos:limit])
 
 
 def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tuple[ToolCall, int, bool]:
@@ -156,23 +156,23 @@ def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tu
     """
     inside = start + len(CALL)
     try:
-        function, at = _dialect_at(text, inside).read(text, inside, tools)
-        end = _end_of_call(text, at)
+        function, pos = _dialect_at(text, inside).read(text, inside, tools)
+        end = _end_of_call(text, pos)
     except _MalformedError as error:
         return _invalid_call(text, inside, str(error), len(text) if limit is None else limit)
     call = read_function(function)
-    raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, at, end) else end]
+    raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, pos, end) else end]
     return ToolCall(name=call.name, arguments=call.arguments, raw=raw.strip(), problem=call.problem), end, True
 
 
-def _dialect_at(text: str, at: int) -> Dialect:
-    first = _space_end(text, at)
+def _dialect_at(text: str, pos: int) -> Dialect:
+    first = _space_end(text, pos)
     return next((dialect for dialect in DIALECTS if dialect.begins.match(text, first)), DIALECTS[0])
 
 
-def _end_of_call(text: str, at: int) -> int:
-    """Returns the end of a call that was parsed up to ``at``."""
-    after = _space_end(text, at)
+def _end_of_call(text: str, pos: int) -> int:
+    """Returns the end of a call that was parsed up to ``pos``."""
+    after = _space_end(text, pos)
     if text.startswith(CALL_END, after):
         return after + len(CALL_END)
     if after < len(text) and not text.startswith(CALL, after):
@@ -192,36 +192,36 @@ def _invalid_call(text: str, inside: int, problem: str, limit: int) -> tuple[Too
     return ToolCall(name="", raw=raw.strip(), problem=problem), end, False
 
 
-def _space_end(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
+def _space_end(text: str, pos: int) -> int:
+    space = _SPACE.match(text, pos)
+    return space.end() if space else pos
 
 
 # ---- dialects --------------------------------------------------------------------------------------------------------
 
 
-def _read_hermes(text: str, at: int, _tools: Tools) -> tuple[dict[str, Any], int]:
-    function, end = _decoded(text, _space_end(text, at), "the tool call")
+def _read_hermes(text: str, pos: int, _tools: Tools) -> tuple[dict[str, Any], int]:
+    function, end = _decoded(text, _space_end(text, pos), "the tool call")
     if not isinstance(function, dict):
         _refuse("the tool call is not a JSON object")
     return function, end
 
 
-def _read_qwen3_coder(text: str, at: int, tools: Tools) -> tuple[dict[str, Any], int]:
-    opening = _FUNCTION.match(text, _space_end(text, at))
+def _read_qwen3_coder(text: str, pos: int, tools: Tools) -> tuple[dict[str, Any], int]:
+    opening = _FUNCTION.match(text, _space_end(text, pos))
     if opening is None:
         _refuse("the tool call has no <function=NAME>")
     name = opening[1].strip()
     texts = text_parameters(tools, name)
     spans: dict[str, tuple[int, int]] = {}
-    at, closings = opening.end(), _parameter_ends(text)
-    while (parameter := PARAMETER.match(text, at)) is not None:
+    pos, closings = opening.end(), _parameter_ends(text)
+    while (parameter := PARAMETER.match(text, pos)) is not None:
         following = bisect_left(closings, parameter.end())
         if following == len(closings):
             _refuse(f"a parameter is not closed by {PARAMETER_END}")
         spans[parameter[1].strip()] = parameter.end(), closings[following]
-        at = closings[following] + len(PARAMETER_END)
-    ending = _FUNCTION_END.match(text, at)
+        pos = closings[following] + len(PARAMETER_END)
+    ending = _FUNCTION_END.match(text, pos)
     if ending is None:
         _refuse("the tool call is not closed by </function>, or has more than <parameter=KEY>value</parameter>")
     arguments = {key: parameter_value(text[start:end], is_text=key in texts) for key, (start, end) in spans.items()}
@@ -315,21 +315,21 @@ def _whole(text: str, what: str) -> Any:
     return value
 
 
-def _decoded(text: str, at: int, what: str, window: int = 4096) -> tuple[Any, int]:
-    """Returns the JSON value at ``at``, and its end.
+def _decoded(text: str, pos: int, what: str, window: int = 4096) -> tuple[Any, int]:
+    """Returns the JSON value at ``pos``, and its end.
 
     It parses ``window`` characters, and more only if the value is longer. The json module counts the lines of its whole
     input for an error message, which takes long for the thousands of broken calls of a model that repeats itself.
     """
-    part = text[at : at + window]
+    part = text[pos : pos + window]
     try:
         value, end = _DECODER.raw_decode(part)
-        return value, at + end
+        return value, pos + end
     except _MalformedError:
         raise
     except json.JSONDecodeError as error:
         if len(part) == window and (error.pos > window - _MAX_WORD or error.msg.startswith("Unterminated")):
-            return _decoded(text, at, what, window * 16)
+            return _decoded(text, pos, what, window * 16)
         _refuse(f"{what} is not valid JSON ({error.msg}, at character {error.pos})")
     except ValueError:
         _refuse(f"{what} is not valid JSON (an integer has thousands of digits)")

@@ -148,6 +148,7 @@ def _sent_key(request: web.Request) -> str:
 
 
 def _has_token(request: web.Request) -> bool:
+    """Returns True if the bearer is the gateway's token, or if the gateway has none."""
     token = request.app[TOKEN]
     return not token or has_bearer(request.headers.get("Authorization"), token)
 
@@ -155,8 +156,8 @@ def _has_token(request: web.Request) -> bool:
 def _named_session(request: web.Request) -> str:
     """Returns the id of the session that a request names and may use.
 
-    A path with the session's key suffices. A path with its id also needs the key or the gateway's token as bearer, if
-    there is a token. Without a session in the path, the bearer must be the key.
+    A path with the session's key suffices. If the gateway has a token, a path with the session's id also needs the
+    session's key, or that token as bearer. Without a session in the path, the key must be sent.
     """
     keys = request.app[KEYS]
     named = request.match_info.get("session")
@@ -217,15 +218,15 @@ async def _models(request: web.Request) -> web.Response:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _AskedTurn:
-    """A request for a turn; ``given`` is its body before conversion to a chat request."""
+class _DialectRequest:
+    """A request for a turn; ``body`` is its body before conversion to a chat request."""
 
     dialect: Dialect
-    given: Mapping[str, Any]
+    body: Mapping[str, Any]
     turn: TurnRequest
 
 
-async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _AskedTurn:
+async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapping[str, Image]) -> _DialectRequest:
     dialect = dialect_of(request.path)
     assert dialect is not None
     gateway = request.app[GATEWAY]
@@ -240,7 +241,7 @@ async def _read_turn(request: web.Request, body: Mapping[str, Any], images: Mapp
         images={**images, **images_of_dialect},
         is_retry=request.headers.get(RETRY_COUNT, "0") != "0",
     )
-    return _AskedTurn(dialect=dialect, given=body, turn=turn)
+    return _DialectRequest(dialect=dialect, body=body, turn=turn)
 
 
 async def _turn(request: web.Request) -> web.StreamResponse:
@@ -248,12 +249,12 @@ async def _turn(request: web.Request) -> web.StreamResponse:
     body = json_object(content, max_nesting=MAX_NESTING)
     if body.get("rollout_id") is not None and request.path == "/v1/chat/completions":
         return await request.app[REMOTE_ROLLOUT].answer(request, body)  # a turn of the remote rollout protocol
-    asked = await _read_turn(request, body, images)
-    if asked.turn.body.stream:
-        return await _streamed(request, asked)
-    answer = await request.app[GATEWAY].chat(asked.turn)
-    with _sending(request, asked.turn.session, answer):
-        response = _json(asked.dialect.encode(answer.reply, asked.given))
+    dialect_request = await _read_turn(request, body, images)
+    if dialect_request.turn.body.stream:
+        return await _streamed(request, dialect_request)
+    answer = await request.app[GATEWAY].chat(dialect_request.turn)
+    with _sending(request, dialect_request.turn.session, answer):
+        response = _json(dialect_request.dialect.encode(answer.reply, dialect_request.body))
         await response.prepare(request)
         await response.write_eof()
     return response
@@ -261,20 +262,20 @@ async def _turn(request: web.Request) -> web.StreamResponse:
 
 async def _count_tokens(request: web.Request) -> web.Response:
     content, images = extract_images(await _content(request))
-    asked = await _read_turn(request, json_object(content, max_nesting=MAX_NESTING), images)
-    return _json({"input_tokens": await request.app[GATEWAY].count_tokens(asked.turn)})
+    dialect_request = await _read_turn(request, json_object(content, max_nesting=MAX_NESTING), images)
+    return _json({"input_tokens": await request.app[GATEWAY].count_tokens(dialect_request.turn)})
 
 
-async def _streamed(request: web.Request, asked: _AskedTurn) -> web.StreamResponse:
+async def _streamed(request: web.Request, dialect_request: _DialectRequest) -> web.StreamResponse:
     """Answers with server-sent events while the turn is sampled; the last events go out once the turn is stored."""
-    response, events = _EventStream(request), asked.dialect.events(asked.given)
+    response, events = _EventStream(request), dialect_request.dialect.events(dialect_request.body)
     events_to_send: asyncio.Queue[bytes] = asyncio.Queue()
 
     def emit(part: ChatReply | Piece) -> None:
         events_to_send.put_nowait(b"".join(events.begin(part) if isinstance(part, ChatReply) else events.add(part)))
 
-    task = asyncio.create_task(request.app[GATEWAY].chat(asked.turn, emit))
-    task.add_done_callback(lambda _: events_to_send.put_nowait(b""))
+    task = asyncio.create_task(request.app[GATEWAY].chat(dialect_request.turn, emit))
+    task.add_done_callback(lambda _: events_to_send.put_nowait(b""))  # wakes the loop below
     try:
         while not (task.done() and events_to_send.empty()):
             await response.send(await _next_events(events_to_send))
@@ -287,9 +288,9 @@ async def _streamed(request: web.Request, asked: _AskedTurn) -> web.StreamRespon
     except BaseException:  # also when the client disconnects
         task.cancel()
         if task.done() and not task.cancelled() and task.exception() is None:  # the turn is stored, but was not sent
-            request.app[GATEWAY].registry.note_sent(asked.turn.session, task.result().turn, sent=False)
+            request.app[GATEWAY].registry.note_sent(dialect_request.turn.session, task.result().turn, sent=False)
         raise
-    with _sending(request, asked.turn.session, answer):
+    with _sending(request, dialect_request.turn.session, answer):
         await response.send(*events.end(answer.reply))
         return await response.end()
 

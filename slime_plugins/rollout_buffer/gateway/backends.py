@@ -240,5 +240,5 @@ def _limit(options: Mapping[str, Any], name: str) -> int | None:
     """Returns a limit that the options of a job set for each session; None without one."""
     limit = options.get(name)
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise ConfigError(f"{name} must be a whole number from 1")
+        raise ConfigError(f"{name} must be a whole number of at least 1")
     return limit

@@ -88,12 +88,12 @@ class ChatBody(BaseModel):
     @field_validator("tools")
     @classmethod
     def _check_tools(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        for at, tool in enumerate(tools or ()):
+        for index, tool in enumerate(tools or ()):
             function = tool.get("function")
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise ValueError(f"number {at} must be a function with a name: the model knows no tool by its type")
+                raise ValueError(f"number {index} must be a function with a name: the model knows no tool by its type")
             if not isinstance(function.get("parameters") or {}, dict):
-                raise ValueError(f"number {at}: the parameters must be a JSON schema")
+                raise ValueError(f"number {index}: the parameters must be a JSON schema")
         return tools
 
     @model_validator(mode="after")

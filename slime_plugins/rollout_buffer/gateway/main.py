@@ -24,7 +24,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 SHUTDOWN_TIMEOUT_S = 10.0
 """aiohttp waits twice as long for turns in flight; the parent kills the process after ``STOP_TIMEOUT_S``, 25 s."""
 GC_THRESHOLD = 10_000
-"""Threshold of the garbage collector. Python's 700 is less than the allocations that requests in flight hold."""
+"""Threshold of the garbage collector. Python's default is less than the allocations that requests in flight hold."""
 
 logger = logging.getLogger(__name__)
 

@@ -122,7 +122,7 @@ class _Text:
         self._chat = chat
         self._ids: list[int] = []
         self._start = self._end = 0
-        """Bounds of the ids of the latest text, which are decoded again with the next ids: these may change it."""
+        """Bounds of the ids of the latest text; decoded again with the next ids, which may change their text."""
         self._texts: list[str] = []
 
     def add(self, ids: Sequence[int], *, is_last: bool = False) -> str:
@@ -172,7 +172,7 @@ class _StopCutter:
 class _Scanner:
     """Divides a text, as it comes, into the pieces of a message.
 
-    Text is held until it is decided what it belongs to. Each step takes held text from position ``at`` on and returns
+    Text is held until it is decided what it belongs to. Each step takes held text from position ``pos`` on and returns
     the position after it; a step that takes nothing waits for more text.
     """
 
@@ -210,40 +210,40 @@ class _Scanner:
     def add(self, text: str, *, is_last: bool = False) -> list[Piece]:
         if not (self._tools or self._separates):
             return [Piece(key=CONTENT, text=text)] if text else []
-        held, at = self._held + text, 0
-        while (after := self._step(held, at, is_last=is_last)) > at:
-            at = after
-        self._held = held[at:]
+        held, pos = self._held + text, 0
+        while (after := self._step(held, pos, is_last=is_last)) > pos:
+            pos = after
+        self._held = held[pos:]
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def _step(self, held: str, at: int, *, is_last: bool) -> int:
+    def _step(self, held: str, pos: int, *, is_last: bool) -> int:
         if self._in_thought:
-            return self._step_in_thought(held, at, is_last=is_last)
+            return self._step_in_thought(held, pos, is_last=is_last)
         if self._in_thinking_tag:
-            return self._step_in_thinking_tag(held, at, is_last=is_last)
-        mark = self._pattern.search(held, at)
-        until = self._text_end(held, at, mark, self._marks, is_last=is_last)
-        if until > at or mark is None:
-            return self._add_text(CONTENT, held[at:until], until)
+            return self._step_in_thinking_tag(held, pos, is_last=is_last)
+        mark = self._pattern.search(held, pos)
+        until = self._text_end(held, pos, mark, self._marks, is_last=is_last)
+        if until > pos or mark is None:
+            return self._add_text(CONTENT, held[pos:until], until)
         if mark[0] == CALL:
-            return self._step_in_call(held, at, is_last=is_last)
+            return self._step_in_call(held, pos, is_last=is_last)
         self._in_thought, self._in_thinking_tag = mark[0] == THINK, mark[0] == THINKING_TAG
         if self._in_thought and self._separates:
             self._key = ""
             return mark.end()
         return self._add_text(CONTENT, mark[0], mark.end())
 
-    def _text_end(self, held: str, at: int, mark: re.Match[str] | None, marks: Sequence[str], *, is_last: bool) -> int:
-        """Returns the end of the text from ``at`` that certainly holds none of the marks; ``mark`` is the first."""
+    def _text_end(self, held: str, pos: int, mark: re.Match[str] | None, marks: Sequence[str], *, is_last: bool) -> int:
+        """Returns the end of the text from ``pos`` that certainly holds none of the marks; ``mark`` is the first."""
         if mark is not None:
             return mark.start()
-        return len(held) if is_last else begins_at(held, at, marks)
+        return len(held) if is_last else begins_at(held, pos, marks)
 
-    def _step_in_thought(self, held: str, at: int, *, is_last: bool) -> int:
-        mark = _THINK_END.search(held, at)
-        until = self._text_end(held, at, mark, (THINK_END,), is_last=is_last)
-        self._add_text(REASONING if self._separates else CONTENT, held[at:until], until)
+    def _step_in_thought(self, held: str, pos: int, *, is_last: bool) -> int:
+        mark = _THINK_END.search(held, pos)
+        until = self._text_end(held, pos, mark, (THINK_END,), is_last=is_last)
+        self._add_text(REASONING if self._separates else CONTENT, held[pos:until], until)
         if mark is None:
             return until
         self._in_thought = False
@@ -252,47 +252,47 @@ class _Scanner:
             return mark.end()
         return self._add_text(CONTENT, THINK_END, mark.end())
 
-    def _step_in_thinking_tag(self, held: str, at: int, *, is_last: bool) -> int:
+    def _step_in_thinking_tag(self, held: str, pos: int, *, is_last: bool) -> int:
         """Continues in ``<thinking>``. It waits at the first call: calls count if the tag is never closed."""
-        closing = held.find(THINKING_TAG_END, at)
+        closing = held.find(THINKING_TAG_END, pos)
         if closing >= 0:
             self._in_thinking_tag = False
             end = closing + len(THINKING_TAG_END)
-            return self._add_text(CONTENT, held[at:end], end)
+            return self._add_text(CONTENT, held[pos:end], end)
         if is_last:
             self._in_thinking_tag = False
-            return self._step(held, at, is_last=True)
-        mark = _UNDECIDED_IN_TAG.search(held, at)
-        until = self._text_end(held, at, mark, (THINK, CALL, THINKING_TAG_END), is_last=False)
-        return self._add_text(CONTENT, held[at:until], until)
+            return self._step(held, pos, is_last=True)
+        mark = _UNDECIDED_IN_TAG.search(held, pos)
+        until = self._text_end(held, pos, mark, (THINK, CALL, THINKING_TAG_END), is_last=False)
+        return self._add_text(CONTENT, held[pos:until], until)
 
-    def _step_in_call(self, held: str, at: int, *, is_last: bool) -> int:
-        """Continues in the call that begins at ``at``.
+    def _step_in_call(self, held: str, pos: int, *, is_last: bool) -> int:
+        """Continues in the call that begins at ``pos``.
 
         Until the call can be read, only arguments before the first mark inside of it are emitted.
         """
         # A mark may begin in the last characters that were searched before.
-        found = _CALL_MARK.search(held, at + max(len(CALL), self._num_searched - len(CALL_END)))
-        self._num_searched = len(held) - at
-        if self._mark is None and found is not None:
-            self._mark = found.start() - at
+        mark = _CALL_MARK.search(held, pos + max(len(CALL), self._num_searched - len(CALL_END)))
+        self._num_searched = len(held) - pos
+        if self._mark is None and mark is not None:
+            self._mark = mark.start() - pos
         if self._streams:
-            undecided = len(held) if is_last else begins_at(held, at + len(CALL), (CALL, CALL_END))
-            self._emit_call(self._call.read(held, at, undecided if self._mark is None else at + self._mark))
-        if found is None and not is_last:
-            return at
-        call, end, is_whole = call_at(held, at, self._tools)
-        is_over = is_whole and (is_last or held.endswith(CALL_END, at, end) or held.startswith(CALL, end))
+            undecided = len(held) if is_last else begins_at(held, pos + len(CALL), (CALL, CALL_END))
+            self._emit_call(self._call.read(held, pos, undecided if self._mark is None else pos + self._mark))
+        if mark is None and not is_last:
+            return pos
+        call, end, is_whole = call_at(held, pos, self._tools)
+        is_over = is_whole and (is_last or held.endswith(CALL_END, pos, end) or held.startswith(CALL, end))
         if is_over and call.problem is None:
-            self._emit_rest_of_call(call, held, at, end)
+            self._emit_rest_of_call(call, held, pos, end)
         elif self._is_emitted and (is_last or self._call.is_broken):
-            end = self._end_of_malformed_call(held, at)
+            end = self._end_of_malformed_call(held, pos)
         elif is_over and not self._is_emitted:
-            self._add_text(CONTENT, held[at:end], end)
+            self._add_text(CONTENT, held[pos:end], end)
         elif is_last:
-            end = self._add_text(CONTENT, CALL, at + len(CALL))
+            end = self._add_text(CONTENT, CALL, pos + len(CALL))
         else:
-            return at
+            return pos
         self._call = StreamedCall(self._tools)
         self._is_emitted = False
         self._mark = None
@@ -307,9 +307,9 @@ class _Scanner:
         elif arguments:
             self._pieces.append(Piece(key=TOOL_CALLS, text=arguments))
 
-    def _emit_rest_of_call(self, call: ToolCall, held: str, at: int, end: int) -> None:
+    def _emit_rest_of_call(self, call: ToolCall, held: str, pos: int, end: int) -> None:
         if self._is_emitted:  # all but the last brace, which only a valid call gets
-            self._pieces.append(Piece(key=TOOL_CALLS, text=self._call.read(held, at, end) + "}"))
+            self._pieces.append(Piece(key=TOOL_CALLS, text=self._call.read(held, pos, end) + "}"))
         else:
             self._begin_call(call.name, orjson.dumps(call.arguments).decode())
 
@@ -319,10 +319,10 @@ class _Scanner:
         self._num_calls += 1
         self._pieces.append(Piece(key=TOOL_CALLS, call_id=begun_id, name=name, text=arguments))
 
-    def _end_of_malformed_call(self, held: str, at: int) -> int:
+    def _end_of_malformed_call(self, held: str, pos: int) -> int:
         if self._mark is None:
             return len(held)
-        mark = at + self._mark
+        mark = pos + self._mark
         return mark + len(CALL_END) if held.startswith(CALL_END, mark) else mark
 
     def _add_text(self, key: str, text: str, until: int) -> int:

@@ -25,7 +25,7 @@ class Scorer:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
 
-    async def score(self, asked: ScoringRequest) -> Rewards:
+    async def score(self, request: ScoringRequest) -> Rewards:
         """Returns the session's rewards and the extra info to store.
 
         Raises:
@@ -33,13 +33,13 @@ class Scorer:
             UnavailableError: the callback does not answer with a finite ``reward`` and, if it sends rewards of turns or
                 tokens, lists. The caller checks whether the lists fit the turns.
         """
-        self._check(asked.url)
+        self._check(request.url)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=self._timeout)
         try:
-            body = orjson.dumps(asked.body, option=orjson.OPT_NON_STR_KEYS)
+            body = orjson.dumps(request.body, option=orjson.OPT_NON_STR_KEYS)
             headers = {"Content-Type": "application/json"}
-            async with self._session.post(asked.url, data=body, headers=headers, allow_redirects=False) as response:
+            async with self._session.post(request.url, data=body, headers=headers, allow_redirects=False) as response:
                 content = await _read_limited(response)
                 return _rewards_of(response.status, content)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -293,7 +293,7 @@ class Gateway:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def chat(self, asked: TurnRequest, emit: Listener | None = None) -> Answer:
+    async def chat(self, request: TurnRequest, emit: Listener | None = None) -> Answer:
         """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
 
         ``emit`` gets the beginning of the reply and then its pieces: while they are sampled if the engine streams,
@@ -307,18 +307,19 @@ class Gateway:
             EngineError: the engine refused the request or is unreachable.
             UnavailableError, StorageFullError: the turn cannot be stored.
         """
-        session, body, is_retry = asked.session, asked.body, asked.is_retry
+        session, body, is_retry = request.session, request.body, request.is_retry
         backend = await self.backends.open(session.claim.job)
-        chat, request = _chat_of(backend, body), asked.request_digest()
-        while is_retry and (first_answer := session.answering.get(request)) is not None:
+        chat, request_digest = _chat_of(backend, body), request.request_digest()
+        while is_retry and (first_answer := session.answering.get(request_digest)) is not None:
             await asyncio.wait([first_answer])  # the retry gets the turn that is being sampled for its request
-        turn = session.recording.answered(request, is_retry=is_retry) or await self.registry.unsent(session, request)
+        turn = session.recording.answered(request_digest, is_retry=is_retry)
+        turn = turn or await self.registry.unsent(session, request_digest)
         is_emitted = False
         if turn is None:
-            with session.mark_answering(request):
-                session.recording.forget(request)
+            with session.mark_answering(request_digest):
+                session.recording.forget(request_digest)
                 await self._check_limits(session, backend)
-                turn, is_emitted = await self._sample_turn(asked, backend, chat, request, emit)
+                turn, is_emitted = await self._sample_turn(request, backend, chat, request_digest, emit)
         if turn.sent is False or turn.writer != self.registry.writer:
             # An earlier turn is answered again: before its reply can reach the client, all processes must know it.
             await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
@@ -345,15 +346,15 @@ class Gateway:
                 )
 
     async def _sample_turn(
-        self, asked: TurnRequest, backend: JobBackend, chat: ChatTokens, request: bytes, emit: Listener | None
+        self, request: TurnRequest, backend: JobBackend, chat: ChatTokens, request_digest: bytes, emit: Listener | None
     ) -> tuple[Turn, bool]:
         """Samples, stores and emits a turn; returns it and True.
 
         If another process has answered the request meanwhile, returns that process's turn, which is not emitted, and
         False.
         """
-        session, body, name = asked.session, asked.body, reply_name()
-        prompt = await self._prompt(asked, chat)
+        session, body, name = request.session, request.body, reply_name()
+        prompt = await self._prompt(request, chat)
         begun = self._begun(session, body, name, _prompt_tokens(session, backend, prompt))
         stream = ReplyStream(chat, body, prompt.ids, begun, emit, name=name)
         sampling = GenerateRequest(
@@ -369,26 +370,26 @@ class Gateway:
             sampled,
             message,
             chat,
-            key=asked.key,
-            request=request,
+            key=request.key,
+            request=request_digest,
             created=begun.created,
             name=name,
             thinks_apart=body.separate_reasoning,
         )
         own.writer = self.registry.writer
-        view = View((*asked.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)
-        turn = await self._store_turn(asked, own, view, is_continued=sampled.breaks > 0)
+        view = View((*request.conversation.messages, message), body.offered_tools, sampled.finish_reason, name)
+        turn = await self._store_turn(request, own, view, is_continued=sampled.breaks > 0)
         if turn is own:
             stream.emit_rest()
         elif stream.has_emitted:
             raise UnavailableError("another process has answered this request meanwhile: ask again")
         return turn, turn is own
 
-    async def _prompt(self, asked: TurnRequest, chat: ChatTokens) -> Prompt:
-        session = asked.session
-        await self.registry.load_images(session, image_hashes_of(asked.conversation.messages), asked.images)
-        tools = asked.body.offered_tools
-        prompt = await build_prompt(session.recording, asked.key, asked.conversation, chat, tools)
+    async def _prompt(self, request: TurnRequest, chat: ChatTokens) -> Prompt:
+        session = request.session
+        await self.registry.load_images(session, image_hashes_of(request.conversation.messages), request.images)
+        tools = request.body.offered_tools
+        prompt = await build_prompt(session.recording, request.key, request.conversation, chat, tools)
         await self.registry.load_images(session, prompt.images)
         return prompt
 
@@ -423,18 +424,18 @@ class Gateway:
         await self.registry.refuse(session)
         return sampled
 
-    async def _store_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
+    async def _store_turn(self, request: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
         """Stores a turn, as ``_write_turn``. If the client disconnects meanwhile, notes that the turn was not sent."""
-        storing = asyncio.create_task(self._write_turn(asked, turn, view, is_continued=is_continued))
+        storing = asyncio.create_task(self._write_turn(request, turn, view, is_continued=is_continued))
         try:
             return await asyncio.shield(storing)
         except asyncio.CancelledError:
             await asyncio.wait([storing])
             if storing.exception() is None and storing.result() is turn:
-                self.registry.note_sent(asked.session, turn, sent=False)
+                self.registry.note_sent(request.session, turn, sent=False)
             raise
 
-    async def _write_turn(self, asked: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
+    async def _write_turn(self, request: TurnRequest, turn: Turn, view: View, *, is_continued: bool) -> Turn:
         """Stores and records a turn with the next number; returns it.
 
         If another process has stored turns meanwhile, the turn gets the number after theirs. But if this is a retry of
@@ -444,7 +445,7 @@ class Gateway:
             GoneError: the session has ended.
             UnavailableError, StorageFullError: the turn cannot be stored.
         """
-        session = asked.session
+        session = request.session
         async with session.writing:
             while True:
                 session.check_open()
@@ -465,18 +466,18 @@ class Gateway:
                     await self.registry.end(session)
                     session.check_open()
                     raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
-                if asked.is_retry and (stored := session.recording.latest(turn.request)) is not None:
+                if request.is_retry and (stored := session.recording.latest(turn.request)) is not None:
                     return stored
 
-    async def count_tokens(self, asked: TurnRequest) -> int:
+    async def count_tokens(self, request: TurnRequest) -> int:
         """Returns the number of prompt tokens of a request, which is not sampled.
 
         Raises:
             RequestError: the request is invalid.
         """
-        backend = await self.backends.open(asked.session.claim.job)
-        prompt = await self._prompt(asked, _chat_of(backend, asked.body))
-        return _prompt_tokens(asked.session, backend, prompt)
+        backend = await self.backends.open(request.session.claim.job)
+        prompt = await self._prompt(request, _chat_of(backend, request.body))
+        return _prompt_tokens(request.session, backend, prompt)
 
     async def messages_of_previous_turn(self, session: Session, session_id: str, turn_name: str) -> Sequence[Message]:
         """Returns the messages of a stored turn, its reply last.

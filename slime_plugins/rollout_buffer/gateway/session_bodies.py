@@ -47,7 +47,7 @@ class CloseBody(Body):
         if (self.reward is None) == (self.scoring_url is None):
             raise ValueError("give reward or scoring_url, one of the two")
         if self.scoring_url is not None and (self.turn_rewards, self.token_rewards) != (None, None):
-            raise ValueError("with scoring_url the service answers turn_rewards and token_rewards: leave them out")
+            raise ValueError("with scoring_url the callback returns turn_rewards and token_rewards: leave them out")
         if self.outcome in (Outcome.FAILED, Outcome.ABORTED):
             raise ValueError("outcome: a session that failed or was aborted is abandoned, and has no reward")
         return self

@@ -1,8 +1,8 @@
 """The open sessions that a gateway process knows, and what other processes did to them.
 
 Any process continues any session, and the store decides: before a turn is sampled, the turns that others have stored
-are read. The turn is stored with the next number, which only one process can add; once the session has ended, it is
-not stored. All processes store when they use a session, so any process can see that it is idle, and expires it.
+are read. The turn is stored with the next number, which only one process can add; once the session has ended, no turn
+is stored. All processes store when they use a session, so any process can see that it is idle, and expires it.
 """
 
 from __future__ import annotations
@@ -81,15 +81,14 @@ class SessionRegistry:
         Raises:
             NotFoundError: the session never existed.
         """
-        session = self._sessions.get(session_id)
-        if session is not None:
+        if (session := self._sessions.get(session_id)) is not None:
             return session
-        found = await self.stored(self.claims.find, session_id)
-        if found is None:
+        claim = await self.stored(self.claims.find, session_id)
+        if claim is None:
             raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
-        if isinstance(found, EndedClaim):
-            return found
-        return self._sessions.setdefault(session_id, Session(claim=found))
+        if isinstance(claim, EndedClaim):
+            return claim
+        return self._sessions.setdefault(session_id, Session(claim=claim))
 
     async def session(self, session_id: str) -> Session:
         """Returns an open session with all its stored turns.
@@ -98,43 +97,41 @@ class SessionRegistry:
             NotFoundError: the session never existed.
             GoneError: the session was closed, given up or expired.
         """
-        found = await self.find(session_id)
-        if isinstance(found, Session):
-            found.check_open()
-            if found.turns is not None and self._settings.workers == 1:
-                return found  # no other process writes
-            ended = await self.refresh(found)
-            if ended is None:
-                found.check_open()
-                return found
-            found = ended
-        raise gone(found)
+        session = await self.find(session_id)
+        if isinstance(session, EndedClaim):
+            raise gone(session)
+        session.check_open()
+        if session.turns is None or self._settings.workers > 1:  # with one worker no other process writes
+            if (ended := await self.refresh(session)) is not None:
+                raise gone(ended)
+            session.check_open()
+        return session
 
     # --- what other processes did -------------------------------------------------------------------------------------
 
     async def refresh(self, session: Session) -> EndedClaim | None:
         """Reads what other processes stored of a session; returns how the session ended, None if it is still open."""
         async with session.writing:
-            found = await self.read_new(session)
-        return None if found.takes_turns else await self.end(session)
+            new_turns = await self.read_new(session)
+        return None if new_turns.takes_turns else await self.end(session)
 
     async def read_new(self, session: Session) -> StoredTurns:
         """Adds the turns that others have stored, and returns them; the caller holds ``writing``."""
-        known = session.turns
-        after = 0 if known is None else known.recording.last_number
-        # Our own notes must be in the store first. The shield keeps them if the client of this request disconnects.
+        turns = session.turns
+        after = 0 if turns is None else turns.recording.last_number
+        # The notes of this process must be stored first; the shield keeps them if this request's client disconnects.
         await asyncio.shield(asyncio.gather(*self._notes))
-        found = await self.stored(partial(self.turns.read, session.claim, after=after))
-        session.refusal = None if found.refusal is None else Refusal.decode(found.refusal)
-        if known is None:
-            known = await self.stored(self._no_turns, session.claim)
-            turns = await self.stored(replay, found.rows, known)
+        new = await self.stored(partial(self.turns.read, session.claim, after=after))
+        session.refusal = None if new.refusal is None else Refusal.decode(new.refusal)
+        if turns is None:
+            turns = await self.stored(self._no_turns, session.claim)
+            turns = await self.stored(replay, new.rows, turns)  # may be thousands
         else:
-            turns = replay(found.rows, known)
+            turns = replay(new.rows, turns)
         session.turns = turns
         session.stored_images.update(image_hashes_of(turns.view.messages))
-        session.stored_images.update(image for row in found.rows for image in turns.by_number[row["number"]].images)
-        return found
+        session.stored_images.update(image for row in new.rows for image in turns.by_number[row["number"]].images)
+        return new
 
     def _no_turns(self, claim: SlotClaim) -> SessionTurns:
         return SessionTurns(Recording(matching_of(self._buffer.job_settings(claim.job).options)))
@@ -155,10 +152,10 @@ class SessionRegistry:
         return ended
 
     async def unsent(self, session: Session, request: bytes) -> Turn | None:
-        """Returns another process's answer to a request if it did not reach the client: the other process has stored
-        this, or died before it stored whether it did.
+        """Returns another process's answer to a request if the client did not get it, else None.
 
-        While the other process lives and has stored neither, the request counts as asking for another sample.
+        That process has stored that the client did not get it, or died before it stored whether the client did. While
+        it lives and has stored neither, the request counts as asking for another sample.
         """
         turn = session.recording.latest(request)
         if turn is None or turn.sent is not None or turn.writer == self.writer:
@@ -192,10 +189,10 @@ class SessionRegistry:
         self, session: Session, *, engine_failure: str | None = None, limit: StopReason | None = None
     ) -> None:
         """Records why a request got no turn; without arguments, that it got its turn."""
-        failed = session.engine_failure
+        earlier_failure = session.engine_failure
         limit = limit or (None if session.refusal is None else session.refusal.limit)
         session.refusal = Refusal(after=session.recording.last_number, engine_failure=engine_failure, limit=limit)
-        if engine_failure or failed or limit:
+        if engine_failure or earlier_failure or limit:
             await asyncio.shield(self._note(self.turns.refuse, session.claim, session.refusal.encode()))
 
     def _note(self, function: Callable[..., None], *arguments: Any, **options: Any) -> asyncio.Future[None]:
@@ -243,26 +240,27 @@ class SessionRegistry:
             if session.name not in open_now and not session.closing.locked():
                 await self.refresh(session)
         for session_id, stored in open_now.items():
-            known = self._sessions.get(session_id)
-            if known is not None and known.closing.locked():
+            session_here = self._sessions.get(session_id)
+            if session_here is not None and session_here.closing.locked():
                 continue
-            expired = self._expiry(stored, known, now)
-            if not stored.takes_turns or expired:
-                found = await self.find(session_id)
-                if isinstance(found, Session) and stored.takes_turns:
-                    await self.end_without_reward(found, EXPIRED, f"has expired: {expired}", given_up=False)
-                elif isinstance(found, Session):
-                    await self.end(found)
+            expiry = self._expiry(stored, session_here, now)
+            if not stored.takes_turns or expiry:
+                ending = await self.find(session_id)
+                if isinstance(ending, Session) and stored.takes_turns:
+                    await self.end_without_reward(ending, EXPIRED, f"has expired: {expiry}", given_up=False)
+                elif isinstance(ending, Session):
+                    await self.end(ending)
         return open_now
 
-    def _expiry(self, stored: OpenSession, known: Session | None, now: float) -> str:
-        """Returns why a session expires now; empty if it does not."""
+    def _expiry(self, stored: OpenSession, session: Session | None, now: float) -> str:
+        """Returns why a session expires now; empty if it does not. ``session`` is None in a process that has not used
+        it."""
         if now - stored.started_at > self._settings.session_timeout_s:
             return f"it was open for more than {self._settings.session_timeout_s:g} s"
         # Another process may be about to touch the session.
         grace_s = _touch_interval_s(stored.idle_timeout_s) + 2 * RECONCILE_INTERVAL_S
         idle_s = stored.idle_timeout_s + (grace_s if self._settings.workers > 1 else 0.0)
-        is_idle = now - stored.used_at > idle_s and not (known is not None and known.is_in_use)
+        is_idle = now - stored.used_at > idle_s and not (session is not None and session.is_in_use)
         return "no request for too long" if is_idle else ""
 
     async def _touch(self) -> None:
@@ -281,7 +279,7 @@ class SessionRegistry:
     async def end_without_reward(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
         """Ends a session without a reward and opens its slot again.
 
-        With ``given_up`` the attempt was stopped by us, and does not count towards ``max_attempts``.
+        With ``given_up`` the buffer has stopped the attempt, which then does not count towards ``max_attempts``.
         """
         session.end(why)
         self.remove(session)

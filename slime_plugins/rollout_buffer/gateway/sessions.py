@@ -110,7 +110,7 @@ class Session:
     ended: str | None = None
     """Why the session accepts no more requests; None while it is open."""
     refusal: Refusal | None = None
-    """Refusal of the latest request; None if the request got its turn."""
+    """Of the latest request. If it got its turn, None or without ``engine_failure``; ``limit`` remains once reached."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the session is closed or abandoned."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,6 +1,6 @@
 """Claims of slots of ``external`` jobs by third-party agents.
 
-A claim is an attempt, as those of a runner: its number fences late results. A failed claim has no reward; its slot can
+A claim is an attempt like those of a runner: its number fences late results. A failed claim has no reward; its slot can
 be claimed again until ``max_attempts`` claims of the slot have failed. Claims outlive the process that made them.
 """
 
@@ -164,32 +164,32 @@ class SlotClaims:
 
     def find(self, uid: str) -> SlotClaim | EndedClaim | None:
         """Returns an open claim, also of another process; if it has ended, how it ended; None if it never existed."""
-        named = AttemptUid.parse(uid)
-        if named is None:
+        attempt_uid = AttemptUid.parse(uid)
+        if attempt_uid is None:
             return None
         with self._buffer.store.read() as connection:
-            group = group_rows.find_group(connection, named.job_key, named.epoch, named.position)
+            group = group_rows.find_group(connection, attempt_uid.job_key, attempt_uid.epoch, attempt_uid.position)
             if group is None:
                 return None
-            found = attempt_rows.find_attempt(connection, group.key, named.slot, named.attempt)
-            if found is None or found.idle_timeout_s is None:
+            attempt = attempt_rows.find_attempt(connection, group.key, attempt_uid.slot, attempt_uid.attempt)
+            if attempt is None or attempt.idle_timeout_s is None:
                 return None  # an attempt of a runner is no claim
-            if found.state is not AttemptState.RUNNING:
+            if attempt.state is not AttemptState.RUNNING:
                 return EndedClaim(
                     uid=uid,
-                    state=found.state,
-                    error_code=found.error_code,
-                    error_message=found.error_message,
-                    reward=found.reward,
+                    state=attempt.state,
+                    error_code=attempt.error_code,
+                    error_message=attempt.error_message,
+                    reward=attempt.reward,
                 )
             return SlotClaim(
-                job=job_rows.get_job(connection, named.job_key),
+                job=job_rows.get_job(connection, attempt_uid.job_key),
                 group=group,
                 instance=instance_of(connection, group),
-                slot=named.slot,
-                attempt=named.attempt,
-                idle_timeout_s=found.idle_timeout_s,
-                claimed_at=found.started_at,
+                slot=attempt_uid.slot,
+                attempt=attempt_uid.attempt,
+                idle_timeout_s=attempt.idle_timeout_s,
+                claimed_at=attempt.started_at,
             )
 
     def why_group_closed(self, claim: SlotClaim) -> str:
@@ -266,10 +266,10 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
             use = uses.get(slot, SlotUse())
             if not use.filled and not use.running and use.failures < limit:
                 return group, slot
-    named = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
+    whose = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
     if _has_open_group(connection, job, instance_id):
-        raise BusyError(f"every open slot{named} of job {job.job_id} is taken or given up: retry when a session ends")
-    raise ConflictError(f"job {job.job_id} has no open group{named} any more")
+        raise BusyError(f"every open slot{whose} of job {job.job_id} is taken or given up: retry when a session ends")
+    raise ConflictError(f"job {job.job_id} has no open group{whose} any more")
 
 
 def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterator[GroupRecord]:
@@ -281,13 +281,13 @@ def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None
         while open_next(connection, job.key, 1):
             yield from group_rows.open_groups_with_room(connection, job.key, job.group_size)
         return
-    known = group_rows.groups_of_instance(connection, job.key, instance_id)
-    if not known and job.has_input and not is_planned(connection, job.key, instance_id):
+    groups = group_rows.groups_of_instance(connection, job.key, instance_id)
+    if not groups and job.has_input and not is_planned(connection, job.key, instance_id):
         raise NotFoundError(f"job {job.job_id} has no instance {instance_id[:300]!r}")
-    if not known and not job.has_input:
+    if not groups and not job.has_input:
         group_rows.insert_group_of_new_instance(connection, job.key, instance_id)
-        known = group_rows.groups_of_instance(connection, job.key, instance_id)
-    yield from (group for group in known if group.state is GroupState.OPEN)
+        groups = group_rows.groups_of_instance(connection, job.key, instance_id)
+    yield from (group for group in groups if group.state is GroupState.OPEN)
     while opened := open_next_of_instance(connection, job.key, instance_id):
         yield opened
 
@@ -295,5 +295,5 @@ def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None
 def _has_open_group(connection: Connection, job: JobRecord, instance_id: str | None) -> bool:
     if instance_id is None:
         return delivery_rows.has_groups(connection, job.key, GroupState.OPEN)
-    known = group_rows.groups_of_instance(connection, job.key, instance_id)
-    return any(group.state is GroupState.OPEN for group in known)
+    groups = group_rows.groups_of_instance(connection, job.key, instance_id)
+    return any(group.state is GroupState.OPEN for group in groups)

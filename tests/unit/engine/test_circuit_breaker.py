@@ -124,8 +124,11 @@ async def test_an_engine_behind_a_proxys_page_pauses_the_job_and_costs_no_attemp
     assert "failed" not in described["attempts"]
 
 
-async def test_an_engine_whose_prompts_must_be_probed_and_that_nobody_reaches_pauses_the_job(buffer: Buffer) -> None:
-    engine = OneAnswer(http_answer(503, b"loading", "text/plain"))
+@pytest.mark.parametrize("answer", [http_answer(503, b"loading", "text/plain"), PAGE])
+async def test_an_engine_whose_prompts_must_be_probed_and_that_nobody_reaches_pauses_the_job(
+    buffer: Buffer, answer: bytes
+) -> None:
+    engine = OneAnswer(answer)
     exact = {"exact_prompts": "require", "tokenizer_path": str(DEMO_TOKENIZER_PATH)}
     async with playing(buffer, engine, **exact) as (job, running):
         assert (await until_state(buffer, job, JobState.PAUSED)).cause_code is CauseCode.ENGINE_AWAY

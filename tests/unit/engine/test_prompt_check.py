@@ -16,6 +16,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
+from slime_plugins.rollout_buffer.engine.sglang_protocol import parse_probe_reply
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
@@ -184,3 +185,10 @@ async def engine_of(*answers: dict[str, Any], **options: Any) -> AsyncIterator[S
             yield engine
         finally:
             await engine.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(404, b'{"detail":"Not Found"}'), (400, b'{"error": {}}'), (500, b"Internal Server Error")]
+)
+def test_an_engine_that_refuses_the_prompt_probe_itself_reports_no_ids(status: int, body: bytes) -> None:
+    assert parse_probe_reply(status, body) is None

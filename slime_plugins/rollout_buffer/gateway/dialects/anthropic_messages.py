@@ -74,8 +74,8 @@ def read_request(body: Mapping[str, Any]) -> tuple[dict[str, Any], Images]:
     given = body.get("messages")
     if not isinstance(given, list) or not given:
         raise wrong_field("messages", "must be a list with at least one message")
-    for at, message in enumerate(given):
-        messages += _messages_of(message, f"messages[{at}]", images)
+    for index, message in enumerate(given):
+        messages += _messages_of(message, f"messages[{index}]", images)
     if messages[-1]["role"] == "assistant":
         raise wrong_field(f"messages[{len(given) - 1}]", "has the role assistant: the start of a reply cannot be set")
     chat = {name: body[name] for name in SAME_FIELDS if body.get(name) is not None}
@@ -96,9 +96,9 @@ def _system(given: Any) -> list[str]:
     """Returns the system prompt as the only entry of a list, which is empty without a system prompt."""
     if given is None or isinstance(given, str):
         return [given] if given else []
-    texts = [_text_of(block, f"system[{at}]") for at, block in enumerate(_blocks(given, "system"))]
-    kept = [text for text in texts if not text.startswith(BILLING_LINE)]
-    return ["\n".join(kept)] if kept else []
+    texts = [_text_of(block, f"system[{index}]") for index, block in enumerate(_blocks(given, "system"))]
+    texts = [text for text in texts if not text.startswith(BILLING_LINE)]
+    return ["\n".join(texts)] if texts else []
 
 
 def _messages_of(message: Any, where: str, images: Images) -> list[dict[str, Any]]:
@@ -109,8 +109,8 @@ def _messages_of(message: Any, where: str, images: Images) -> list[dict[str, Any
     if role == "assistant":
         return [_assistant(blocks, f"{where}.content")]
     messages: list[dict[str, Any]] = []
-    for at, block in enumerate(blocks):
-        location = f"{where}.content[{at}]"
+    for index, block in enumerate(blocks):
+        location = f"{where}.content[{index}]"
         if block["type"] == "tool_result" and role == "user":
             messages.append(_tool_result(block, location, images))
             continue
@@ -122,8 +122,8 @@ def _messages_of(message: Any, where: str, images: Images) -> list[dict[str, Any
 
 def _assistant(blocks: Blocks, where: str) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
-    for at, block in enumerate(blocks):
-        location, kind = f"{where}[{at}]", block["type"]
+    for index, block in enumerate(blocks):
+        location, kind = f"{where}[{index}]", block["type"]
         if kind == "thinking":
             thoughts.append(expect_text(block.get("thinking"), f"{location}.thinking"))
         elif kind == "tool_use":
@@ -142,7 +142,7 @@ def _assistant(blocks: Blocks, where: str) -> dict[str, Any]:
 def _tool_result(block: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
     content = block.get("content") or ""
     inner_blocks = _blocks(content, f"{where}.content")
-    parts = [_part(inner, f"{where}.content[{at}]", images) for at, inner in enumerate(inner_blocks)]
+    parts = [_part(inner, f"{where}.content[{index}]", images) for index, inner in enumerate(inner_blocks)]
     call_id = expect_text(block.get("tool_use_id"), f"{where}.tool_use_id")
     return {"role": "tool", "tool_call_id": call_id, "content": parts}
 
@@ -166,9 +166,9 @@ def _blocks(content: Any, where: str) -> Blocks:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise wrong_field(where, "must be a string or a list of blocks")
-    for at, block in enumerate(content):
+    for index, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-            raise wrong_field(f"{where}[{at}]", "must be a block with a type")
+            raise wrong_field(f"{where}[{index}]", "must be a block with a type")
     return content
 
 
@@ -182,8 +182,8 @@ def _tools(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise wrong_field("tools", "must be a list")
     return [
-        _tool(tool, f"tools[{at}]")
-        for at, tool in enumerate(given)
+        _tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(given)
         if not (isinstance(tool, dict) and str(tool.get("type")).startswith(HOSTED_TOOLS))
     ]
 

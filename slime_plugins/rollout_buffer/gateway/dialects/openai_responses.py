@@ -104,8 +104,8 @@ def _messages(given: Any, images: Images) -> list[dict[str, Any]]:
         raise wrong_field("input", "must be a string, or a list with at least one item")
     messages: list[dict[str, Any]] = []
     reply = None
-    for at, item in enumerate(given):
-        where = f"input[{at}]"
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
         if not isinstance(item, dict):
             raise wrong_field(where, "must be an object")
         previous_reply, reply = reply, _reply_of(item)
@@ -157,7 +157,7 @@ def _thoughts(item: Mapping[str, Any], where: str) -> str:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise wrong_field(f"{where}.content", "must be a list of parts")
-    return "\n".join(expect_text(part.get("text"), f"{where}.content[{at}].text") for at, part in enumerate(parts))
+    return "\n".join(expect_text(part.get("text"), f"{where}.content[{i}].text") for i, part in enumerate(parts))
 
 
 def _output(item: Mapping[str, Any], where: str, images: Images) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _parts(content: Any, where: str, images: Images) -> Parts:
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         raise wrong_field(where, "must be a string or a list of parts")
-    return [_part(part, f"{where}[{at}]", images) for at, part in enumerate(content)]
+    return [_part(part, f"{where}[{index}]", images) for index, part in enumerate(content)]
 
 
 def _part(part: Any, where: str, images: Images) -> dict[str, Any]:
@@ -186,14 +186,14 @@ def _part(part: Any, where: str, images: Images) -> dict[str, Any]:
 
 def _tools(given: Sequence[Any]) -> list[dict[str, Any]]:
     functions = []
-    for at, tool in enumerate(given):
+    for index, tool in enumerate(given):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if not isinstance(kind, str) or kind.startswith(CLIENT_TOOLS):
-            raise wrong_field(f"tools[{at}]", "must be a function: the model knows no tool by its type")
+            raise wrong_field(f"tools[{index}]", "must be a function: the model knows no tool by its type")
         if kind == "function":
-            expect_text(tool.get("name"), f"tools[{at}].name")
+            expect_text(tool.get("name"), f"tools[{index}].name")
             if not isinstance(tool.get("parameters") or {}, dict):
-                raise wrong_field(f"tools[{at}].parameters", "must be a JSON schema")
+                raise wrong_field(f"tools[{index}].parameters", "must be a JSON schema")
             function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
             functions.append({"type": "function", "function": function})
     return functions
