@@ -30,7 +30,8 @@ class DeviceCounters:
         """Failures by kind; some have no lease report: a failed boot, an expired lease."""
         self._reset_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
         self._step_s: deque[float] = deque(maxlen=_KEPT_DURATIONS)
-        self._pace: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
+        self._recent_leases: deque[tuple[int, float]] = deque(maxlen=_KEPT_LEASES)
+        """Number of steps and seconds of each lease."""
 
     def add(self, report: LeaseReport) -> None:
         """Counts one lease, unless the lease made no call to the device."""
@@ -42,7 +43,7 @@ class DeviceCounters:
         self.failures.update(report.failures)
         self._reset_s.extend(report.reset_s)
         self._step_s.extend(report.step_s)
-        self._pace.append((len(report.step_s), report.held_s))
+        self._recent_leases.append((len(report.step_s), report.held_s))
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters for JSON.
@@ -62,12 +63,12 @@ class DeviceCounters:
             "reset_s_p95": _quantile(self._reset_s, 0.95),
             "step_s_p50": _quantile(self._step_s, 0.5),
             "step_s_p95": _quantile(self._step_s, 0.95),
-            "actions_per_minute": _per_minute(self._pace),
+            "actions_per_minute": _per_minute(self._recent_leases),
         }
 
 
-def _per_minute(pace: Iterable[tuple[int, float]]) -> float | None:
-    leases = list(pace)
+def _per_minute(recent_leases: Iterable[tuple[int, float]]) -> float | None:
+    leases = list(recent_leases)
     seconds = sum(held_s for _, held_s in leases)
     return round(60 * sum(steps for steps, _ in leases) / seconds, 3) if seconds > 0 else None
 

@@ -148,8 +148,8 @@ class DeviceManager:
         self._boot_turns = asyncio.Semaphore(1)
         self._boots = BootSchedule(clock())
         self._progress = 0
-        """Number of boots that began, and of their steps that succeeded; while it grows, runners wait longer."""
-        self._reserved_until: asyncio.TimerHandle | None = None
+        """Number of boots that began, and of preparations and boots that succeeded: while it grows, runners wait."""
+        self._reservation_timer: asyncio.TimerHandle | None = None
 
     # ---- calls of runners --------------------------------------------------------------------------------------------
 
@@ -164,7 +164,9 @@ class DeviceManager:
             if new_start and self._is_unrecoverable():
                 self._reset_failed_boots()
             return
-        first_time, self._settings = self._settings is None, wanted
+        if self._settings is None:
+            self._spawn(self._expire_leases())
+        self._settings = wanted
         self._table.lease_timeout_s = wanted.lease_timeout_s
         self._fair_share.evaluation_share = wanted.evaluation_share
         self._boot_turns = asyncio.Semaphore(wanted.boots_at_once)
@@ -173,8 +175,6 @@ class DeviceManager:
         self._outdated = asyncio.Event()
         self._drop_surplus_and_outdated()
         self._add_missing()
-        if first_time:
-            self._spawn(self._expire_leases())
 
     async def ready(self, wait_s: float) -> str:
         """Returns "" once a device can be used; the reason if none can after ``wait_s``, or once all are broken."""
@@ -195,7 +195,7 @@ class DeviceManager:
         Raises:
             DeviceError: the manager has no settings since its start, perhaps after a crash.
         """
-        self._current()
+        self._current_settings()  # raises before the first ``configure``
         claimant = Claimant(owner=owner, purpose=purpose, needs=needs)
         waiter = self._enqueue(claimant, wanted)
         self._serve()
@@ -238,7 +238,7 @@ class DeviceManager:
         holders = self._table.holders()
         return {
             "pool": self._name,
-            "may_be_lent": self._current().num_workers,
+            "may_be_lent": self._current_settings().num_workers,
             "runners_waiting": self._fair_share.waiting(),
             "progress": self._progress,
             "unrecoverable": self._is_unrecoverable(),
@@ -260,8 +260,8 @@ class DeviceManager:
 
     async def close(self) -> None:
         """Kills all workers. The manager cannot be used afterwards."""
-        if self._reserved_until is not None:
-            self._reserved_until.cancel()
+        if self._reservation_timer is not None:
+            self._reservation_timer.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -282,17 +282,17 @@ class DeviceManager:
     def _dequeue(self, claimant: Claimant) -> None:
         waiter = self._waiters.pop(claimant)
         self._fair_share.leave(claimant, self._clock())
-        still_wanted = min(waiter.wanted, self._current().num_workers) - len(waiter.granted)
+        still_wanted = min(waiter.wanted, self._current_settings().num_workers) - len(waiter.granted)
         self._fair_share.expect(claimant, max(0, still_wanted), self._clock())
 
     def _serve(self) -> None:
-        """Leases free devices to waiting runners, one at a time; spares are held back.
+        """Leases free devices to waiting runners, one at a time; at most ``num_workers`` devices are leased.
 
         A kind of device is a set of capabilities.
         """
         now, reserved = self._clock(), Counter[Claimant]()
         free = dict(self._table.free_by_kind())
-        while self._table.lent + reserved.total() < self._current().num_workers:
+        while self._table.lent + reserved.total() < self._current_settings().num_workers:
             offers = {
                 kind: claimant
                 for kind, count in free.items()
@@ -318,12 +318,12 @@ class DeviceManager:
 
     def _serve_soon(self) -> None:
         """Serves again after ``ASKS_AGAIN_WITHIN_S``, in case the runner of a reservation does not ask by then."""
-        if self._reserved_until is None:
+        if self._reservation_timer is None:
             loop = asyncio.get_running_loop()
-            self._reserved_until = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_reserved)
+            self._reservation_timer = loop.call_later(ASKS_AGAIN_WITHIN_S, self._serve_reserved)
 
     def _serve_reserved(self) -> None:
-        self._reserved_until = None
+        self._reservation_timer = None
         self._serve()
 
     def _grant(self, waiter: _Waiter, lease: Lease) -> None:
@@ -358,16 +358,16 @@ class DeviceManager:
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
-    def _current(self) -> DevicePoolSettings:
+    def _current_settings(self) -> DevicePoolSettings:
         if self._settings is None:
             raise DeviceError("the device manager has just started and has no settings yet")
         return self._settings
 
     def _devices_wanted(self) -> int:
-        return self._current().num_workers + self._current().spare_devices
+        return self._current_settings().num_workers + self._current_settings().spare_devices
 
-    def _rules(self) -> HealthPolicy:
-        settings = self._current()
+    def _health_policy(self) -> HealthPolicy:
+        settings = self._current_settings()
         return HealthPolicy(
             max_consecutive_faults=settings.max_consecutive_faults,
             quarantine_s=settings.quarantine_s,
@@ -381,7 +381,7 @@ class DeviceManager:
 
     def _add_missing(self) -> None:
         for index in range(self._devices_wanted()):
-            device = _ManagedDevice(index=index, settings=self._current())
+            device = _ManagedDevice(index=index, settings=self._current_settings())
             if device.device_id not in self._devices:
                 self._devices[device.device_id] = device
                 self._spawn(self._reconcile(device))
@@ -392,7 +392,7 @@ class DeviceManager:
             action = self._next_action(device)
             if action is HealthAction.QUARANTINE:
                 device.counters.quarantines += 1
-                await self._quarantine(device, self._current().quarantine_s)
+                await self._quarantine(device, self._current_settings().quarantine_s)
                 device.health = device.health.after_quarantine()
                 action = HealthAction.LEND
             if action is HealthAction.LEND and await self._is_well(device):
@@ -407,10 +407,10 @@ class DeviceManager:
         if device.worker is None or device.settings != self._settings:
             return HealthAction.REPLACE
         recycling = sum(each.is_recycling for each in self._devices.values())
-        return self._rules().decide(
+        return self._health_policy().decide(
             device.health,
             may_quarantine=self._may_quarantine(),
-            may_recycle=may_recycle(recycling, self._current().spare_devices),
+            may_recycle=may_recycle(recycling, self._current_settings().spare_devices),
         )
 
     def _may_quarantine(self) -> bool:
@@ -423,12 +423,12 @@ class DeviceManager:
         self._serve()
 
     async def _is_well(self, device: _ManagedDevice) -> bool:
-        """Checks the worker's health, after the last call of a cancelled episode, which may still be executed."""
+        """Returns True if the worker is healthy; first waits for a cancelled episode's last call, if it still runs."""
         if device.worker is None or device.settings != self._settings:
             return False
         device.state = DeviceState.CHECKING
         try:
-            async with asyncio.timeout(self._current().reset_timeout_s):
+            async with asyncio.timeout(self._current_settings().reset_timeout_s):
                 device.capabilities = await device.worker.check_health()
                 device.is_examined = True
         except Exception as error:  # noqa: BLE001 - any failure of a worker leads to a new worker
@@ -440,19 +440,19 @@ class DeviceManager:
         """Kills the worker; if the worker before it failed, too, the device is quarantined before the next boot."""
         if device.worker is None:
             return
-        trouble = device.settings == self._settings and action is not HealthAction.RECYCLE
-        quarantine_s = (
-            self._rules().quarantine_before_new_worker_s(device.health) if trouble and self._may_quarantine() else 0.0
-        )
+        has_failed = device.settings == self._settings and action is not HealthAction.RECYCLE
+        quarantine_s = 0.0
+        if has_failed and self._may_quarantine():
+            quarantine_s = self._health_policy().quarantine_before_new_worker_s(device.health)
         self._kill(device)
-        device.health = device.health.with_new_worker(because_of_trouble=trouble)
+        device.health = device.health.with_new_worker(after_failure=has_failed)
         if action is HealthAction.RECYCLE:
             device.is_recycling = True
             device.counters.recyclings += 1
             logger.info("%s is recycled", device.device_id)
             return
-        device.counters.replacements += trouble
-        why = device.last_error if trouble else "the settings have changed"
+        device.counters.replacements += has_failed
+        why = device.last_error if has_failed else "the settings have changed"
         logger.warning("%s gets a new worker: %s", device.device_id, why)
         if quarantine_s:
             device.counters.quarantines += 1
@@ -466,7 +466,7 @@ class DeviceManager:
     async def _boot(self, device: _ManagedDevice) -> None:
         """Starts workers until one has booted, with growing pauses; stops when the device is surplus."""
         while device.index < self._devices_wanted():
-            device.settings = self._current()
+            device.settings = self._current_settings()
             device.state = DeviceState.RECYCLING if device.is_recycling else DeviceState.BOOTING
             worker = self._launch(device.settings, device.index, device.workers_before)
             device.workers_before += 1
@@ -485,7 +485,7 @@ class DeviceManager:
                 await self._pause(retry_pause_s(device.failed_boots, device.settings), self._boot_now)
 
     async def _is_prepared(self, device: _ManagedDevice, worker: Worker) -> bool:
-        """Waits until the device's files are prepared; returns False where ``_finishes`` does."""
+        """Waits until the device's files are prepared; returns False as ``_finishes`` does."""
         if not device.settings.prepare:
             return True
         state, device.state = device.state, DeviceState.PREPARING
@@ -500,7 +500,7 @@ class DeviceManager:
             device.place = await worker.boot()
 
         async with self._boot_turns:
-            await self._pause(self._boots.take_turn(self._clock(), self._current().boot_stagger_s))
+            await self._pause(self._boots.take_turn(self._clock(), self._current_settings().boot_stagger_s))
             if device.settings != self._settings:
                 return False
             self._progress += 1
@@ -559,7 +559,7 @@ class DeviceManager:
     def _why_no_device(self) -> str:
         errors = sorted({device.last_error for device in self._devices.values() if device.last_error})
         return (
-            "; ".join(errors) or "no device came up in time: does the Ray cluster have the resources that they reserve?"
+            "; ".join(errors) or "no device came up in time: does a node of the Ray cluster have resources_per_worker?"
         )
 
     # ---- housekeeping ------------------------------------------------------------------------------------------------
@@ -584,4 +584,4 @@ class DeviceManager:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            logger.error("the device manager broke", exc_info=task.exception())
+            logger.error("a task of the device manager failed", exc_info=task.exception())

@@ -44,7 +44,7 @@ holds the clone that the next worker needs; the emulator's watchdog stops the em
 class DeviceProcess:
     """A ``Device`` that ``create_device(kind, options, index)`` creates in a child process of ``python``.
 
-    ``setting`` is the name of the setting that holds ``python``, for messages.
+    ``setting`` is the name of the setting that holds ``python``, for error messages.
 
     Raises:
         RolloutBufferError: the device kind raised it in the child, or (``DeviceError``) the child did not start or
@@ -52,8 +52,8 @@ class DeviceProcess:
     """
 
     def __init__(self, python: str, kind: str, options: Mapping[str, Any], index: int, *, setting: str) -> None:
-        self._named = f"{setting} {python}"
-        self._child, self._loss_reports = _started(python, self._named)
+        self._python_in_messages = f"{setting} {python}"
+        self._child, self._loss_reports = _start_child(python, self._python_in_messages)
         self._why_lost = ""
         try:
             self._call("create", kind, dict(options), index)
@@ -81,8 +81,8 @@ class DeviceProcess:
         with contextlib.suppress(ValueError):  # another thread closes the pipe at the same time
             report = self._loss_reports.read(_MAX_LOSS_BYTES)
             if report is not None and not self._why_lost:
-                gone = f"the device's process is gone (exit code {self._child.poll()})"
-                self._why_lost = report.decode("utf-8", "replace") or gone
+                exit_message = f"the device's process is gone (exit code {self._child.poll()})"
+                self._why_lost = report.decode("utf-8", "replace") or exit_message
         return self._why_lost
 
     def close(self) -> None:
@@ -121,12 +121,12 @@ class DeviceProcess:
         if called != "create":
             return f"the device's process is gone (exit code {code})"
         return (
-            f"{self._named} exited with code {code} before it had a device; "
+            f"{self._python_in_messages} exited with code {code} before it had a device; "
             "the worker's log has the reason. `rollout-buffer doctor` checks whether it can import this project"
         )
 
 
-def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
+def _start_child(python: str, python_in_messages: str) -> tuple[subprocess.Popen[bytes], FileIO]:
     """Starts the child; returns it and its non-blocking pipe of loss reports."""
     reading_end, writing_end = os.pipe()
     os.set_blocking(reading_end, False)
@@ -135,7 +135,7 @@ def _started(python: str, named: str) -> tuple[subprocess.Popen[bytes], FileIO]:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[writing_end])
     except OSError as error:
         os.close(reading_end)
-        raise DeviceError(f"{named} cannot be started: {error}") from error
+        raise DeviceError(f"{python_in_messages} cannot be started: {error}") from error
     finally:
         os.close(writing_end)
     return child, FileIO(reading_end, "rb")
@@ -167,7 +167,7 @@ def main(words: Sequence[str]) -> int:
     The only element of ``words`` is the file descriptor for loss reports.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    answers = os.fdopen(os.dup(1), "wb")
+    replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of imported packages must not mix with replies
     calls: Queue[tuple[str, Sequence[Any]] | None] = Queue()
     threading.Thread(target=_listen, args=(calls,), daemon=True).start()
@@ -181,12 +181,12 @@ def main(words: Sequence[str]) -> int:
                 result: Any = None
             else:
                 result = getattr(device, name)(*arguments)
-            _write(answers, (result, None))
+            _write(replies, (result, None))
         except RolloutBufferError as error:
-            _write(answers, (None, error))
+            _write(replies, (None, error))
         except Exception as error:
-            logger.exception("%s broke", name)
-            _write(answers, (None, DeviceError(f"{name} broke: {type(error).__name__}: {error}")))
+            logger.exception("the call of %s failed", name)
+            _write(replies, (None, DeviceError(f"the call of {name} failed: {type(error).__name__}: {error}")))
     if device is not None:
         device.close()
     return 0

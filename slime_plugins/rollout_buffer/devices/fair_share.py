@@ -59,8 +59,8 @@ class FairShare:
     def __init__(self, evaluation_share: float = 0.5) -> None:
         self.evaluation_share = evaluation_share
         self._waiting: set[Claimant] = set()
-        # When each claimant was last served, or joined. Stored for a while after it leaves: a poll that got nothing and
-        # comes again must not go to the end of the queue.
+        # When each claimant was last served, or joined. Stored for a while after it leaves: a runner that got nothing
+        # and asks again must not go to the end of the queue.
         self._last_served: dict[Claimant, float] = {}
         self._left_at: dict[Claimant, float] = {}
         # A purpose's virtual time (stride scheduling), by kind of device: the purpose that is behind has the next turn.
@@ -136,7 +136,8 @@ class FairShare:
     def _candidates(
         self, held: Mapping[Claimant, int], now: float, capabilities: frozenset[str] | None
     ) -> list[Claimant]:
-        """Returns the waiting claimants, and the reservations that hold too few devices, that can use such a device."""
+        """Returns the claimants that can use such a device: waiting ones, and reservations with expected requests for
+        which no device is held back yet (``held`` counts the devices held back for each)."""
         unserved = [
             reservation
             for reservation, times in self._expected.items()
@@ -149,7 +150,7 @@ class FairShare:
     ) -> tuple[float, float]:
         """Returns a purpose's held devices relative to its share, and its virtual time; the smallest is served next.
 
-        The virtual time decides between purposes that hold equally many, as is always so with a single device.
+        The virtual time decides between purposes that hold equally many, as they always do with a single device.
         """
         holds = sum(count for claimant, count in held.items() if claimant.purpose is purpose)
         return holds / self._share_of(purpose), self._virtual_time[purpose, capabilities]

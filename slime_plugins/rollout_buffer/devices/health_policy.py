@@ -39,7 +39,7 @@ class HealthAction(StrEnum):
     LEND = "lend"  # lease it again
     QUARANTINE = "quarantine"  # wait, then probe
     RECYCLE = "recycle"  # a new worker, because of its age alone
-    REPLACE = "replace"  # a new worker, because this one failed
+    REPLACE = "replace"  # a new worker, because this one failed or runs under earlier settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +79,8 @@ class HealthRecord:
         """Returns the record of a healthy device after its quarantine: the next fault replaces the worker."""
         return replace(self, on_probation=True, faults_in_a_row=0, spoiled=False)
 
-    def with_new_worker(self, *, because_of_trouble: bool) -> HealthRecord:
-        return HealthRecord(replacements=self.replacements + because_of_trouble)
+    def with_new_worker(self, *, after_failure: bool) -> HealthRecord:
+        return HealthRecord(replacements=self.replacements + after_failure)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

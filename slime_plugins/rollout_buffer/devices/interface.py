@@ -1,7 +1,7 @@
 """The interface of devices.
 
 ``Device`` is the blocking object in a device worker's process: a phone, an emulator, a browser page. ``DeviceLease`` is
-what an episode on the runner's event loop holds: the same calls, awaitable, sent to the worker by Ray.
+what an episode on the runner's event loop holds: the same calls, awaitable, sent to the worker.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Observation:
     """What the agent observes after a reset or a step.
 
     ``screenshot`` is resized under the pixel limit and encoded; the engine receives exactly these bytes, and they are
-    stored and trained on. ``screen_width`` and ``screen_height`` are the device's own pixels, the space of
-    ``Action.point``. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has
-    none. ``note`` is an error message for the agent about its last action (text that could not be typed, an unknown
-    app); empty without an error. ``elements`` is a text description of the screen, one line per element; empty if the
-    device has none. ``done`` is True once the task has ended by itself: later actions change nothing. ``details`` are
-    further facts by name, such as ``not_restored``.
+    stored and trained on. ``screen_width`` and ``screen_height`` are in the device's own pixels, as the points of
+    actions are. ``goal`` is the task in words. ``step_budget`` is the task's own limit of actions, None if it has none.
+    ``note`` is an error message for the agent about its last action (text that could not be typed, an unknown app);
+    empty without an error. ``elements`` is a text description of the screen, one line per element; empty if the device
+    has none. ``done`` is True once the task has ended by itself: later actions change nothing. ``details`` are further
+    facts by name, such as ``not_restored``.
     """
 
     goal: str

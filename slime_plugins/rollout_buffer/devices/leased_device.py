@@ -88,7 +88,7 @@ class LeasedDevice:
         self._calls = calls
         self._settings = settings
         self._give_back = give_back
-        self._lost: DeviceError | None = None
+        self._loss: DeviceError | None = None
         self._task: asyncio.Task[Any] | None = None
         self._cancellations_before = 0
         self._interrupted = False
@@ -98,7 +98,7 @@ class LeasedDevice:
         self._failures: Counter[str] = Counter()
         self._reset_s: list[float] = []
         self._step_s: list[float] = []
-        self._since = time.monotonic()
+        self._leased_at = time.monotonic()
 
     @property
     def device_id(self) -> str:
@@ -107,7 +107,7 @@ class LeasedDevice:
     async def __aenter__(self) -> LeasedDevice:
         self._task = asyncio.current_task()
         self._cancellations_before = self._task.cancelling() if self._task else 0
-        if self._lost is not None:
+        if self._loss is not None:
             self._interrupt()
         return self
 
@@ -123,7 +123,7 @@ class LeasedDevice:
 
     def give_back(self) -> None:
         """Ends the lease, for callers without a context; a second call does nothing."""
-        give_back, self._give_back = self._give_back, _nothing_left
+        give_back, self._give_back = self._give_back, _already_given_back
         give_back(self)
 
     async def reset(self, task_name: str, params_idx: int) -> Observation:
@@ -165,10 +165,10 @@ class LeasedDevice:
         try:
             while not (why := await self._calls.lost(self.lease_id, _LOSS_CALL_S)):
                 pass
-            gone = device_died(f"{self._device_id} is gone: {why}")
+            loss = device_died(f"{self._device_id} is gone: {why}")
         except DeviceError as error:
-            gone = error
-        self._lose(gone)
+            loss = error
+        self._lose(loss)
 
     def report(self) -> LeaseReport:
         """Returns the report of the lease up to now."""
@@ -179,13 +179,13 @@ class LeasedDevice:
             failures=dict(self._failures),
             reset_s=tuple(self._reset_s),
             step_s=tuple(self._step_s),
-            held_s=time.monotonic() - self._since,
+            held_s=time.monotonic() - self._leased_at,
         )
 
     async def _within(self, deadline_s: float, doing: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
         """Makes the call; converts a timeout and the loss of the lease into a ``DeviceError``, and records failures."""
-        if self._lost is not None:
-            raise self._lost
+        if self._loss is not None:
+            raise self._loss
         try:
             self._called = True
             async with asyncio.timeout(deadline_s):
@@ -203,14 +203,14 @@ class LeasedDevice:
             self._note(error)
             raise
 
-    def _lose(self, why: DeviceError) -> None:
-        if self._lost is not None:
+    def _lose(self, loss: DeviceError) -> None:
+        if self._loss is not None:
             return
-        self._lost = why
+        self._loss = loss
         if self._fault is None:
-            self._note(why)
+            self._note(loss)
         else:  # a failed call is counted already: the loss only replaces the kind of its fault
-            self._fault = str(why.detail.get("fault", self._fault))
+            self._fault = str(loss.detail.get("fault", self._fault))
         self._interrupt()
 
     def _interrupt(self) -> None:
@@ -227,7 +227,7 @@ class LeasedDevice:
         if self._task is None or not self._interrupted:
             return None
         self._interrupted = False
-        return self._lost if self._task.uncancel() <= self._cancellations_before else None
+        return self._loss if self._task.uncancel() <= self._cancellations_before else None
 
     def _note(self, error: EpisodeError) -> None:
         self._failures[str(error.detail.get("fault") or error.code)] += 1
@@ -242,5 +242,5 @@ async def _swallow_cancellation() -> None:
         await asyncio.sleep(0)
 
 
-def _nothing_left(_device: LeasedDevice) -> None:
+def _already_given_back(_device: LeasedDevice) -> None:
     """Stands in for the pool's callback after the lease has ended: a second return does nothing."""

@@ -63,6 +63,7 @@ class DevicePool:
         self._held: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
+        """The renewal of leases and one task per queue; empty while the pool is not started."""
         self._releases: set[asyncio.Task[None]] = set()
         self._unreachable_since: dict[_WaitQueue, float] = {}
         self._starting = asyncio.Lock()
@@ -81,7 +82,7 @@ class DevicePool:
                 raise DeviceError(f"no device came up: {why_not}")
             self._is_closed = False
             self._background = [asyncio.create_task(self._keep_leases())]
-            self._background += [asyncio.create_task(self._request_devices(line)) for line in self._queues.values()]
+            self._background += [asyncio.create_task(self._request_devices(queue)) for queue in self._queues.values()]
 
     async def _until_ready(self) -> str:
         """Returns "" once a device can be used, or the reason why none can. Waits through a restart of the manager or
@@ -103,9 +104,8 @@ class DevicePool:
                 states = Counter(str(device["state"]) for device in snapshot["devices"])
                 if snapshot["progress"] != seen_progress or states["preparing"]:
                     seen_progress, deadline = snapshot["progress"], now() + self._settings.boot_timeout_s
-                    logger.info(
-                        "waiting for the first device: %s%s", _counted(states), _commonest_error(snapshot["devices"])
-                    )
+                    error_text = _commonest_error(snapshot["devices"])
+                    logger.info("waiting for the first device: %s%s", _counts_in_words(states), error_text)
                 if now() >= deadline:
                     return why_not
             except DeviceError as error:
@@ -126,7 +126,8 @@ class DevicePool:
         while missing := unplayable(tasks, _capabilities(devices := await self.counters())):
             unexamined = [device for device in devices if not device["is_examined"]]
             if not unexamined or now() >= deadline:
-                not_up = f"; not up: {_counted(Counter(str(one['state']) for one in unexamined))}" if unexamined else ""
+                states = Counter(str(device["state"]) for device in unexamined)
+                not_up = f"; not up: {_counts_in_words(states)}" if unexamined else ""
                 raise ConfigError(f"{_what_is_missing(missing)}{not_up}{_commonest_error(unexamined)}")
             await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
 
@@ -141,18 +142,18 @@ class DevicePool:
         """
         if self._is_closed:
             raise DeviceError("the device pool was closed")
-        place = self._queue_of(purpose, needs).join()
+        waiter = self._queue_of(purpose, needs).join()
         try:
             async with asyncio.timeout(self._settings.acquire_timeout_s):
-                return await place
+                return await waiter
         except TimeoutError as timeout:
-            self._return_unclaimed(place)
+            self._return_unclaimed(waiter)
             seconds = self._settings.acquire_timeout_s
-            able = f" with {', '.join(sorted(needs))}" if needs else ""
-            raise DeviceError(f"no device{able} became free within {seconds:g} s") from timeout
+            with_needs = f" with {', '.join(sorted(needs))}" if needs else ""
+            raise DeviceError(f"no device{with_needs} became free within {seconds:g} s") from timeout
         except asyncio.CancelledError:
             # A device may have been assigned at the moment of the cancellation.
-            self._return_unclaimed(place)
+            self._return_unclaimed(waiter)
             raise
 
     async def counters(self) -> list[dict[str, Any]]:
@@ -163,8 +164,8 @@ class DevicePool:
         """Returns the pool's state: ``pool``, ``may_be_lent``, waiting runners, ``episodes_waiting`` by purpose, and
         ``devices`` as in ``counters``."""
         waiting = Counter({purpose.value: 0 for purpose in Purpose})
-        for line in self._queues.values():
-            waiting[line.purpose.value] += line.count()
+        for queue in self._queues.values():
+            waiting[queue.purpose.value] += queue.count()
         return await self._manager.snapshot() | {"episodes_waiting": dict(waiting)}
 
     async def close(self) -> None:
@@ -174,8 +175,8 @@ class DevicePool:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         started, self._background = bool(self._background), []
-        for line in self._queues.values():
-            line.fail(DeviceError("the device pool was closed"))
+        for queue in self._queues.values():
+            queue.fail(DeviceError("the device pool was closed"))
         for held in list(self._held.values()):
             self._give_back(held)
         if self._releases:
@@ -188,33 +189,33 @@ class DevicePool:
 
     def _queue_of(self, purpose: Purpose, needs: frozenset[str]) -> _WaitQueue:
         if (purpose, needs) not in self._queues:
-            line = self._queues[purpose, needs] = _WaitQueue(purpose, needs)
+            queue = self._queues[purpose, needs] = _WaitQueue(purpose, needs)
             if self._background:
-                self._background.append(asyncio.create_task(self._request_devices(line)))
+                self._background.append(asyncio.create_task(self._request_devices(queue)))
         return self._queues[purpose, needs]
 
-    async def _request_devices(self, line: _WaitQueue) -> None:
+    async def _request_devices(self, queue: _WaitQueue) -> None:
         """Requests as many devices as episodes wait for, in a loop."""
         while True:
-            wanted = await line.wait_for_waiters()
+            wanted = await queue.wait_for_waiters()
             try:
-                grants = await self._manager.acquire(self._owner, line.purpose, wanted, _LONG_POLL_S, line.needs)
-                if not grants and line.needs:
-                    await self._fail_if_unplayable(line)
+                grants = await self._manager.acquire(self._owner, queue.purpose, wanted, _LONG_POLL_S, queue.needs)
+                if not grants and queue.needs:
+                    await self._fail_if_unplayable(queue)
             except DeviceError as error:
-                await self._recover(error, line)
+                await self._recover(error, queue)
                 continue
-            self._unreachable_since.pop(line, None)
+            self._unreachable_since.pop(queue, None)
             for grant in grants:
-                self._assign(grant, line)
+                self._assign(grant, queue)
 
-    async def _fail_if_unplayable(self, line: _WaitQueue) -> None:
+    async def _fail_if_unplayable(self, queue: _WaitQueue) -> None:
         devices = await self.counters()
-        missing = unplayable({"the task": line.needs}, _capabilities(devices))
+        missing = unplayable({"the task": queue.needs}, _capabilities(devices))
         if missing and all(device["is_examined"] for device in devices):
-            line.fail(EnvironmentSetupError(_what_is_missing(missing)))
+            queue.fail(EnvironmentSetupError(_what_is_missing(missing)))
 
-    def _assign(self, grant: Grant, line: _WaitQueue) -> None:
+    def _assign(self, grant: Grant, queue: _WaitQueue) -> None:
         held = LeasedDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
@@ -224,18 +225,18 @@ class DevicePool:
         )
         self._held[grant.lease_id] = held
         self._watches[grant.lease_id] = asyncio.get_running_loop().create_task(held.watch())
-        place = line.first()
-        if place is None:
+        waiter = queue.take_first()
+        if waiter is None:
             self._give_back(held)
         else:
-            place.set_result(held)
+            waiter.set_result(held)
 
-    def _return_unclaimed(self, place: asyncio.Future[LeasedDevice]) -> None:
-        if place.done() and not place.cancelled() and place.exception() is None:
-            self._give_back(place.result())
-        place.cancel()
+    def _return_unclaimed(self, waiter: asyncio.Future[LeasedDevice]) -> None:
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            self._give_back(waiter.result())
+        waiter.cancel()
 
-    async def _recover(self, error: DeviceError, line: _WaitQueue) -> None:
+    async def _recover(self, error: DeviceError, queue: _WaitQueue) -> None:
         """Configures the new manager after the loss of the old one.
 
         Episodes that wait fail with the reason once no manager was reached for ``boot_timeout_s``.
@@ -244,12 +245,12 @@ class DevicePool:
         await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
         try:
             await self._manager.configure(self._settings.model_dump(mode="json"))
-        except (ConfigError, DeviceError) as still:  # ConfigError: the new cluster runs another Ray
-            logger.warning("the device manager is still unreachable: %s", still)
+        except (ConfigError, DeviceError) as new_error:  # ConfigError: the new cluster runs another Ray
+            logger.warning("the device manager is still unreachable: %s", new_error)
             now, limit_s = asyncio.get_running_loop().time(), self._settings.boot_timeout_s
-            if now - self._unreachable_since.setdefault(line, now) >= limit_s:
-                del self._unreachable_since[line]
-                line.fail(DeviceError(f"the device manager was unreachable for {limit_s:g} s: {still.message}"))
+            if now - self._unreachable_since.setdefault(queue, now) >= limit_s:
+                del self._unreachable_since[queue]
+                queue.fail(DeviceError(f"the device manager was unreachable for {limit_s:g} s: {new_error.message}"))
 
     # ---- leases ------------------------------------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class DevicePool:
             )
 
 
-def _counted(states: Counter[str]) -> str:
+def _counts_in_words(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
 
 
@@ -307,9 +308,9 @@ def _commonest_error(devices: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _capabilities(devices: Sequence[Mapping[str, Any]]) -> list[frozenset[str] | None]:
-    """Returns the capabilities of the devices that are known; None is a device that can play any task."""
-    known = (device["capabilities"] for device in devices if device["is_examined"])
-    return [None if names is None else frozenset(names) for names in known]
+    """Returns the capabilities of each device that was examined; None stands for a device that can play any task."""
+    examined = (device["capabilities"] for device in devices if device["is_examined"])
+    return [None if names is None else frozenset(names) for names in examined]
 
 
 def _what_is_missing(tasks: Mapping[str, frozenset[str]]) -> str:
@@ -331,17 +332,18 @@ class _WaitQueue:
     def __init__(self, purpose: Purpose, needs: frozenset[str]) -> None:
         self.purpose = purpose
         self.needs = needs
-        self._places: deque[asyncio.Future[LeasedDevice]] = deque()
-        self._left_early = 0
+        self._waiters: deque[asyncio.Future[LeasedDevice]] = deque()
+        self._cancelled_waiters = 0
+        """Number of waiters that are still in the queue although they were cancelled."""
         self._has_waiters = asyncio.Event()
 
     def join(self) -> asyncio.Future[LeasedDevice]:
-        """Returns a future at the end of the queue; cancelling it leaves the queue."""
-        place: asyncio.Future[LeasedDevice] = asyncio.get_running_loop().create_future()
-        place.add_done_callback(self._count_cancelled)
-        self._places.append(place)
+        """Returns a new future at the end of the queue; a cancelled future does not count any more."""
+        waiter: asyncio.Future[LeasedDevice] = asyncio.get_running_loop().create_future()
+        waiter.add_done_callback(self._count_cancelled)
+        self._waiters.append(waiter)
         self._has_waiters.set()
-        return place
+        return waiter
 
     async def wait_for_waiters(self) -> int:
         """Waits until at least one episode is in the queue; returns their number."""
@@ -351,21 +353,21 @@ class _WaitQueue:
         return self.count()
 
     def count(self) -> int:
-        return len(self._places) - self._left_early
+        return len(self._waiters) - self._cancelled_waiters
 
-    def first(self) -> asyncio.Future[LeasedDevice] | None:
+    def take_first(self) -> asyncio.Future[LeasedDevice] | None:
         """Removes and returns the first waiting future."""
-        while self._places:
-            place = self._places.popleft()
-            if not place.done():
-                return place
-            self._left_early -= 1
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter
+            self._cancelled_waiters -= 1
         return None
 
     def fail(self, reason: EpisodeError) -> None:
         """Fails all waiting futures."""
-        while (place := self.first()) is not None:
-            place.set_exception(type(reason)(reason.message, reason.detail))
+        while (waiter := self.take_first()) is not None:
+            waiter.set_exception(type(reason)(reason.message, reason.detail))
 
-    def _count_cancelled(self, place: asyncio.Future[LeasedDevice]) -> None:
-        self._left_early += place.cancelled()
+    def _count_cancelled(self, waiter: asyncio.Future[LeasedDevice]) -> None:
+        self._cancelled_waiters += waiter.cancelled()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection, no_truth_value
+from slime_plugins.rollout_buffer.devices.settings_section import SettingsSection, refuse_boolean
 
 DEFAULT_LEASE_TIMEOUT_S = 60.0
 
@@ -27,7 +27,7 @@ class WorkerResources(SettingsSection):
 
     num_cpus: float = Field(default=0.1, ge=0)
     memory: int = Field(default=0, ge=0)
-    custom: dict[str, Annotated[float, BeforeValidator(no_truth_value), Field(gt=0)]] = Field(default_factory=dict)
+    custom: dict[str, Annotated[float, BeforeValidator(refuse_boolean), Field(gt=0)]] = Field(default_factory=dict)
 
     def as_ray_names_them(self) -> dict[str, float]:
         """Returns the reserved resources under Ray's names."""
@@ -40,11 +40,11 @@ class PoolSettings(SettingsSection):
 
     The pool has ``num_workers`` devices and ``spare_devices`` more. ``boots_at_once`` devices boot at the same time,
     their boots at least ``boot_stagger_s`` apart. A boot that fails is repeated after ``boot_pause_s``; after
-    ``boot_attempts`` failures the device counts as broken and is tried less often. ``acquire_timeout_s`` limits the
-    wait for a device, and the ``reset``, ``step`` and ``score`` timeouts limit these calls. A lease that is not renewed
-    expires after ``lease_timeout_s``. After ``max_consecutive_faults`` a device is in quarantine for ``quarantine_s``.
-    After ``recycle_after_episodes`` episodes its worker is replaced; with None never. ``evaluation_share`` is the share
-    of the devices that evaluations get while training waits for devices, too.
+    ``boot_attempts`` failures in a row the device counts as broken and is tried less often. ``acquire_timeout_s``
+    limits the wait for a device, and the ``reset``, ``step`` and ``score`` timeouts limit these calls. A lease that is
+    not renewed expires after ``lease_timeout_s``. After ``max_consecutive_faults`` a device is in quarantine for
+    ``quarantine_s``. After ``recycle_after_episodes`` episodes its worker is replaced; with None never.
+    ``evaluation_share`` is the share of the devices that evaluations get while training waits for devices, too.
     """
 
     device_pool: PoolKind = PoolKind.RAY

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
-def no_truth_value(value: Any) -> Any:
+def refuse_boolean(value: Any) -> Any:
     """Returns the value unchanged.
 
     Raises:
@@ -30,4 +30,4 @@ class SettingsSection(BaseModel):
     @classmethod
     def _only_switches_are_true_or_false(cls, value: Any, info: ValidationInfo) -> Any:
         is_switch = cls.model_fields[str(info.field_name)].annotation is bool
-        return value if is_switch else no_truth_value(value)
+        return value if is_switch else refuse_boolean(value)

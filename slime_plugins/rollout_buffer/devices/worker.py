@@ -111,7 +111,7 @@ class DeviceWorker:
         except ConfigError as error:
             raise misconfigured(f"device {self._index} cannot be created: {error.message}") from error
         except Exception as error:  # boundary to device code: emulators, adb, phones
-            logger.exception("device %d broke", self._index)
+            logger.exception("device %d failed", self._index)
             raise DeviceError(f"device {self._index} failed: {type(error).__name__}: {error}") from error
 
 

@@ -22,7 +22,10 @@ _IN_USE = "in_use"
 
 
 class WorkerFolder:
-    """A new folder named ``PREFIX_…`` in the temporary directory, owned by this process until ``remove``."""
+    """A new folder named ``PREFIX_…`` in the temporary directory, owned by this process until ``remove``.
+
+    ``prefix`` ends with the device's index, if it has one: abandoned folders of all indices are removed.
+    """
 
     def __init__(self, prefix: str) -> None:
         root = Path(tempfile.gettempdir())

@@ -49,7 +49,7 @@ def looked_after(record: HealthRecord, care: HealthAction) -> HealthRecord:
         return record.after_quarantine()
     if care is HealthAction.LEND:
         return record
-    return record.with_new_worker(because_of_trouble=care is HealthAction.REPLACE)
+    return record.with_new_worker(after_failure=care is HealthAction.REPLACE)
 
 
 def test_a_device_that_was_not_restored_rests_at_once_and_is_replaced_if_it_is_not_restored_then() -> None:
@@ -143,7 +143,7 @@ def test_first_quarantine_then_probation_then_a_new_worker_then_rests_that_doubl
     rests = []
     for _ in range(7):
         rests.append(by.quarantine_before_new_worker_s(record))
-        record = after(FAULT, FAULT, record=record.with_new_worker(because_of_trouble=True))
+        record = after(FAULT, FAULT, record=record.with_new_worker(after_failure=True))
         assert decided(record, by) is HealthAction.REPLACE
     assert rests == [0, 10, 20, 40, 80, 160, 160]
 
@@ -156,7 +156,7 @@ def test_a_device_is_recycled_by_its_number_of_episodes_as_soon_as_it_may() -> N
     assert decided(record, by, may_recycle=False) is HealthAction.LEND
     record = after(CLEAN, record=record)
     assert decided(record, by) is HealthAction.RECYCLE
-    assert record.with_new_worker(because_of_trouble=False) == HealthRecord()
+    assert record.with_new_worker(after_failure=False) == HealthRecord()
 
 
 def test_counters_hold_the_latest_times_only_and_leave_out_leases_without_a_call() -> None:

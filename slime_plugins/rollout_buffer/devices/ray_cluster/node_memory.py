@@ -60,8 +60,8 @@ def wait_for_shortage() -> tuple[str, IO[str]]:
         lock = try_lock(Path(f"/tmp/rollout_buffer_memory_{os.getuid()}.lock"))
         if lock is None:
             continue
-        last_use = os.fstat(lock.fileno())
-        is_freeing = last_use.st_size > 0 and time.time() < last_use.st_mtime + _FREEING_S
+        lock_file = os.fstat(lock.fileno())
+        is_freeing = lock_file.st_size > 0 and time.time() < lock_file.st_mtime + _FREEING_S
         if not is_freeing and (why := shortage()):  # another worker may have freed memory since the first check
             lock.write(".")  # sets the file's modification time, which the other workers compare
             lock.flush()

@@ -57,7 +57,7 @@ _NODES_JOIN_S = 60.0
 """Time after a manager's start in which missing nodes may still join: the cluster may have started with the manager."""
 _NODES_POLL_S = 1.0
 _GIVING_UP_S = 3.0
-"""Pause between the report that a device is given up and its end."""
+"""Pause between the report that a device is given up and the closing of the device."""
 
 
 class RayDevicePool(DevicePool):
@@ -184,7 +184,7 @@ def _submit(method: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) 
     """Sends a call.
 
     Raises:
-        DeviceError: this process has left the cluster. Ray would start a local cluster here.
+        DeviceError: this process has left the cluster, in which case Ray would start a local one.
     """
     if not _import_ray().is_initialized():
         raise device_died("this process has left the devices' cluster")
@@ -219,7 +219,7 @@ class NodeReply:
 
 
 def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], timeout_s: float) -> list[NodeReply]:
-    """Joins the cluster and makes ``call`` on every living node, with the node's resources. Blocks.
+    """Joins the cluster, makes ``call`` on every living node, with the node's resources, and leaves it. Blocks.
 
     Nodes that have not answered after ``timeout_s`` have a ``problem``.
 
@@ -229,17 +229,17 @@ def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], time
     ray = _import_ray()
     with _ray_errors(ray, address):
         _join_cluster(ray, address)
-        on_node = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         task = ray.remote(_call)
-        asked = {
-            task.options(num_cpus=0, max_retries=0, scheduling_strategy=on_node(node["NodeID"], soft=False)).remote(
+        nodes = {  # by the reference to the node's result
+            task.options(num_cpus=0, max_retries=0, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
                 call, node["Resources"]
             ): node
-            for node in nodes
+            for node in ray.nodes()
+            if node["Alive"]
         }
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-        replies = [_reply(node, asking if asking in answered else None, timeout_s) for asking, node in asked.items()]
+        ready, _ = ray.wait(list(nodes), num_returns=len(nodes), timeout=timeout_s)
+        replies = [_reply(node, result if result in ready else None, timeout_s) for result, node in nodes.items()]
         ray.shutdown()
     return replies
 
@@ -248,16 +248,16 @@ def _call(call: Callable[[Mapping[str, float]], Any], resources: Mapping[str, fl
     return call(resources)
 
 
-def _reply(node: Mapping[str, Any], answer: Any, timeout_s: float) -> NodeReply:
-    """Returns a node's reply; ``answer`` is None if it has not answered in time."""
+def _reply(node: Mapping[str, Any], result: Any, timeout_s: float) -> NodeReply:
+    """Returns a node's reply; ``result`` is Ray's reference to its result, None if it has not answered in time."""
     ray = _import_ray()
-    place = NodeReply(address=node["NodeManagerAddress"], resources=node["Resources"])
-    if answer is None:
-        return replace(place, problem=f"did not answer within {timeout_s:g} s")
+    reply = NodeReply(address=node["NodeManagerAddress"], resources=node["Resources"])
+    if result is None:
+        return replace(reply, problem=f"did not answer within {timeout_s:g} s")
     try:
-        return replace(place, result=ray.get(answer))
+        return replace(reply, result=ray.get(result))
     except ray.exceptions.RayError as error:
-        return replace(place, problem=f"cannot be examined: {str(error).strip().splitlines()[-1]}")
+        return replace(reply, problem=f"cannot be examined: {str(error).strip().splitlines()[-1]}")
 
 
 @contextlib.contextmanager
@@ -370,7 +370,8 @@ class _RemoteWorker:
         self._nodes_join_until = nodes_join_until
         resources = settings.resources_per_worker
         self._wanted = resources.as_ray_names_them()
-        self._place_within_s = settings.boot_timeout_s / 2  # so that its error comes before that of the boot timeout
+        # Half of it, so that the error of a missing place comes before that of the boot timeout.
+        self._placement_timeout_s = settings.boot_timeout_s / 2
         self._actor = (
             _import_ray()
             .remote(concurrency_groups={_WATCH_GROUP: 2})(_WorkerActor)
@@ -391,15 +392,15 @@ class _RemoteWorker:
         return self._actor
 
     async def prepare(self) -> None:
-        await self._placed()
+        await self._wait_for_placement()
         await _ask(self._actor.prepare)
 
     async def boot(self) -> str:
-        place = await self._placed()
+        place = await self._wait_for_placement()
         await _ask(self._actor.boot)
         return place
 
-    async def _placed(self) -> str:
+    async def _wait_for_placement(self) -> str:
         """Waits until Ray has placed the actor, and returns where it runs.
 
         Raises:
@@ -410,11 +411,11 @@ class _RemoteWorker:
                 raise misconfigured(why_not)
             await asyncio.sleep(_NODES_POLL_S)
         try:
-            async with asyncio.timeout(self._place_within_s):
+            async with asyncio.timeout(self._placement_timeout_s):
                 return cast("str", await _ask(self._actor.place))
         except TimeoutError as timeout:
             nodes = f"every node that offers {in_words(self._wanted)}"
-            raise DeviceError(f"no worker within {self._place_within_s:g} s: {nodes} is full or slow") from timeout
+            raise DeviceError(f"no worker within {self._placement_timeout_s:g} s: {nodes} is full or slow") from timeout
 
     async def check_health(self) -> frozenset[str] | None:
         return cast("frozenset[str] | None", await _ask(self._actor.check_health))
@@ -434,7 +435,7 @@ def _name_in(farm: str, name: str) -> str:
 
 
 def _kill_workers_of_earlier_manager(farm: str) -> None:
-    """Kills the workers of an earlier manager: its leases are lost, so that nobody returns their devices."""
+    """Kills the workers of an earlier manager: its leases are lost, so nobody would return the leased devices."""
     ray = _import_ray()
     for entry in ray.util.list_named_actors(all_namespaces=True):
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(_name_in(farm, WORKER_NAME_PREFIX)):

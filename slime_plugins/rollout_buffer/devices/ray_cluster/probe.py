@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tries the cluster; returns the exit code."""
+    """Joins the cluster and leaves it; returns the exit code."""
     parser = argparse.ArgumentParser(prog="ray_cluster", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("address", metavar="ADDRESS", help="HOST:PORT of the head, or auto for this machine's cluster")
     options = parser.parse_args(arguments)

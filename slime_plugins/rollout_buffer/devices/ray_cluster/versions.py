@@ -44,10 +44,10 @@ def own_versions() -> RayVersions:
 
 def version_refusal(message: str, own: RayVersions, address: str) -> RayVersionError | None:
     """Returns the error for Ray's ``message`` on a failed join; None if the message has another reason."""
-    found = _STARTED_WITH.search(message)
-    if found is None:
+    match = _STARTED_WITH.search(message)
+    if match is None:
         return None
-    cluster = RayVersions(ray=found["ray"], python=found["python"])
+    cluster = RayVersions(ray=match["ray"], python=match["python"])
     return RayVersionError(
         f"the Ray cluster at {address} runs {cluster}, and this process has {own}: Ray requires equal versions. "
         f"{_remedy(cluster, own)}; or leave --ray-address out, and the buffer starts a cluster of its own",
