@@ -211,7 +211,7 @@ async def get_rollout_data(
             AsyncRolloutBufferClient(api_base_url, token=buffer_token(None), timeout_s=timeout) as client,
         ):
             while True:
-                asked = time.monotonic()
+                polled_at = time.monotonic()
                 data = await client.get_rollout_data(
                     job_id=job_id, batch_size=num, wait_s=poll_s, lease_s=max(60.0, timeout), dummies=False
                 )
@@ -221,7 +221,7 @@ async def get_rollout_data(
                         continue  # the lease has expired, and another consumer has the groups
                     return [dict(item.raw) for item in data.items], dict(data.meta_info)
                 last_message = data.message
-                await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - asked)))
+                await asyncio.sleep(max(0.0, min(0.5, poll_s) - (time.monotonic() - polled_at)))
     except TimeoutError as error:
         if not limit.expired():
             raise
@@ -404,8 +404,8 @@ class _TrainingRollout:
         return self._settings.buffer_url, self._settings.job_id
 
     def _job_id(self) -> str:
-        passes = self._progress.pass_number
-        return f"{self._settings.job_id}-pass-{passes}" if passes else self._settings.job_id
+        number = self._progress.pass_number
+        return f"{self._settings.job_id}-pass-{number}" if number else self._settings.job_id
 
     async def _collect(self) -> list[Group]:
         """Fetches groups until the batch is full of played trajectories, or the input is used up."""
@@ -451,7 +451,10 @@ class _TrainingRollout:
             surplus = max(0, self._store.waiting_count() - missing + 1)
 
     async def _acknowledge(self, batch: list[Group]) -> list[Group]:
-        """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer."""
+        """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer.
+
+        On-policy, running attempts are given up before, so that none is sampled by two weight versions.
+        """
         _refuse_dummies(self._args, self._rule.batch(batch))
         self._record(batch)
         if self._settings.on_policy:
@@ -517,17 +520,17 @@ class _TrainingRollout:
         self._record(self._received)
 
     async def _after_exhaustion(self, error: InputExhaustedError, batch_groups: int) -> None:
-        """Starts the next pass over the input, if the settings allow it.
+        """Starts the next pass over the input, if the settings allow it, or else completes the batch with dummies.
 
         Raises:
-            InputExhaustedError: there is no next pass, and the batch is not full.
+            InputExhaustedError: there is no next pass, and the batch has too few groups.
         """
         needed = self._settings.groups_per_rollout
-        have = batch_groups + self._store.waiting_count()
-        so_far = f"rollout {self._rollout_id} has {have} of {needed} groups and {error.message}"
+        count = batch_groups + self._store.waiting_count()
+        so_far = f"rollout {self._rollout_id} has {count} of {needed} groups and {error.message}"
         repeats = self._settings.on_exhausted is OnExhausted.REPEAT and not error.detail.get("cause")
-        if have >= needed and not (repeats and self._progress.groups_in_pass):
-            logger.warning("%s: no group is left to refill it, dummies replace the missing members", so_far)
+        if count >= needed and not (repeats and self._progress.groups_in_pass):
+            logger.warning("%s: no group is left to refill the batch, and dummies replace the missing members", so_far)
             self._exhausted = True
             return
         if cause := error.detail.get("cause"):  # another pass would fail as well

@@ -5,10 +5,10 @@ In the rollout process, ``group_normalized_rewards`` normalises rewards for slim
 
 With rewards of turns, each token has an advantage. The rollout process computes the advantages within each group
 (``give_turn_advantages``), because a training rank has parts of groups only. They are sent to the ranks as part of
-``RowName``. There slime calls ``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages`` instead
-of its own formula (``set_advantages``). Rows without rewards of turns get the advantage of slime's GRPO, bit for bit.
-The n rows of a trajectory with rewards of turns weigh 1/n each in the loss, independent of their length. The rows of
-other trajectories weigh by their tokens, as in slime.
+``RowName``. On a rank, slime calls ``--custom-advantage-function-path slime.rollout.agent_rollout.turn_advantages``
+instead of its own formula (``set_advantages``). Rows without rewards of turns get the advantage of slime's GRPO, bit
+for bit. The n rows of a trajectory with rewards of turns weigh 1/n each in the loss, independent of their length. The
+rows of other trajectories weigh by their tokens, as in slime.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ def group_normalized_rewards(args: Any, samples: Sequence[Sample]) -> tuple[list
 
 
 def _raw_rewards(args: Any, samples: Sequence[Sample]) -> list[float]:
-    """Returns the reward of each sample; a failed one gets the mean of its group's played trajectories.
+    """Returns the reward of each sample; a failed sample gets the mean of its group's played trajectories.
 
-    If the whole group failed, it gets the batch's mean, so that logged means are those of played trajectories.
+    If its whole group failed, it gets the batch's mean. So logged means are those of played trajectories.
     """
     rewards = [float(sample.get_reward_value(args)) for sample in samples]
     groups = _played_rewards(samples, rewards)
     means = {index: mean(list(played.values())) for index, played in groups.items()}
-    whole = mean([reward for played in groups.values() for reward in played.values()])
+    batch_mean = mean([reward for played in groups.values() for reward in played.values()])
     return [
-        means.get(sample.group_index, whole) if _is_failed(sample) else reward
+        means.get(sample.group_index, batch_mean) if _is_failed(sample) else reward
         for sample, reward in zip(samples, rewards, strict=True)
     ]
 

@@ -98,7 +98,7 @@ def rows_divisor(args: Any) -> int:
     if ranks is None or getattr(args, "use_dynamic_batch_size", True):
         return 1
     if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
-        # Virtual stages take micro-batches in groups, into which _check_ranks requires the step size to divide.
+        # Virtual stages take micro-batches in whole groups. _check_ranks requires that the step size fills such groups.
         return int(args.global_batch_size)
     return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
@@ -172,8 +172,8 @@ def _check_logging_flags(args: Any) -> Iterator[str]:
         )
     if getattr(args, "log_correct_samples", False) and (data_parallel_size(args) or 1) > 1 and not _splits_rewards():
         yield (
-            "--log-correct-samples pairs the rewards of all data-parallel ranks with the rows of one in this slime, "
-            "which fails: leave it out, or use a slime from August 2026 on"
+            "--log-correct-samples pairs the rewards of all data-parallel ranks with the rows of one rank in this "
+            "slime, which fails: leave it out, or use a slime from August 2026 on"
         )
     if getattr(args, "log_reward_category", None):
         yield "--log-reward-category reads a key of the reward, and the rewards of a rollout buffer are numbers"
@@ -219,7 +219,7 @@ def _check_turn_rewards(args: Any) -> Iterator[str]:
     if estimator not in STD_ESTIMATORS:
         yield f"{flag} {path} compares returns within groups, and --advantage-estimator {estimator} does not: use grpo"
     if execution_field() != "rollout_id":
-        yield f"{flag} {path}: this slime has no rollout_mask_sums, which weigh rows: use one from June 2026 on"
+        yield f"{flag} {path}: this slime has no rollout_mask_sums, which weigh rows: use a slime from June 2026 on"
     if getattr(args, "calculate_per_token_loss", False):
         yield f"--calculate-per-token-loss weighs tokens, and {flag} {path} weighs rows: leave one of them out"
 

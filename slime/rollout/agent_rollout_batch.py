@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.errors import GeneratorError
 logger = logging.getLogger(__name__)
 
 OWN_REWARDS_PATH = "slime.rollout.agent_rollout.post_process_rewards"
-NO_LOG_PROBS = "it has no log-probs of the engine, and most of its batch have"
+NO_LOG_PROBS = "it has no log-probs of the engine, and most trajectories of its batch have some"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,7 @@ class BatchRule:
         lacking = self.trajectories - sum(map(len, counted))
         if lacking <= 0:
             return self._evenly_cut(counted, -lacking)
+        # ``min_played`` is at most 2: each of the groups that do not count has a single played member.
         single = [_played_members(group) for group in fetched if 0 < played(group) < self.min_played]
         single.sort(key=lambda group: _selection_hash(group[0]))
         return self._with_dummies([*counted, *single[:lacking]], fetched)
@@ -95,8 +96,9 @@ class BatchRule:
         return [[*group, *dummies[number :: len(batch)]] for number, group in enumerate(batch)]
 
     def _evenly_cut(self, groups: list[Group], surplus: int) -> list[Group]:
-        """Removes ``surplus`` members, each from the largest group, or a whole group that would become too small.
+        """Removes ``surplus`` members, one by one from the largest group.
 
+        A group that would become too small is removed as a whole, unless more than ``surplus`` members would go.
         Members are chosen by a hash of their uid: the order in which they finished depends on their length.
         """
         sizes = [len(group) for group in groups]
@@ -106,10 +108,10 @@ class BatchRule:
             removed = sizes[largest] if sizes[largest] == self.min_played <= surplus else 1
             sizes[largest] -= removed
             surplus -= removed
-        kept = [set(of_group[:size]) for of_group, size in zip(hashes, sizes, strict=True)]
+        selected = [set(of_group[:size]) for of_group, size in zip(hashes, sizes, strict=True)]
         cut = (
-            [member for member in group if _selection_hash(member) in kept_hashes]
-            for group, kept_hashes in zip(groups, kept, strict=True)
+            [member for member in group if _selection_hash(member) in selected_hashes]
+            for group, selected_hashes in zip(groups, selected, strict=True)
         )
         return [group for group in cut if group]
 

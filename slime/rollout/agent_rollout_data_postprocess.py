@@ -191,7 +191,7 @@ def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, hi
     """Returns the share of tokens whose ratio to the engine's policy is outside of PPO's clip range."""
     if own is None or theirs is None:
         return None
-    ratios = [math.exp(min(20.0, one - other)) for one, other in zip(own, theirs, strict=True)]
+    ratios = [math.exp(min(20.0, ours - engines)) for ours, engines in zip(own, theirs, strict=True)]
     return sum(not low <= ratio <= high for ratio in ratios) / len(ratios)
 
 

@@ -59,7 +59,7 @@ async def _play_eval_set(
     """
     job_id = f"{settings.job_id}-eval-{eval_set.name}-{rollout_id}"
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
-    rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # not trained
+    rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # only trained rows need them
     converter = DeliveryConverter(client, rows, None, max_failures=settings.max_failures)
     try:
         await asyncio.to_thread(send_start, settings, payload)

@@ -133,23 +133,8 @@ def _fill_steps(trajectories: Sequence[list[Sample]], args: Any) -> None:
 
 def _filler(sample: Sample) -> Sample:
     """Returns an untrained row of the same trajectory."""
-    return without_records(
-        sample,
-        tokens=list(DUMMY_TOKENS),
-        response_length=1,
-        loss_mask=[0],
-        rollout_log_probs=None if sample.rollout_log_probs is None else [0.0],
-        multimodal_inputs=None,
-        multimodal_train_inputs=None,
-        response="",
-        prefix_cache_info=Sample.PrefixCacheInfo(),
-        remove_sample=True,
-        metadata={
-            **sample.metadata,
-            "token_source": TokenSource.DUMMY.value,
-            "dummy_reason": "it fills up a training step",
-        },
-    )
+    log_probs = None if sample.rollout_log_probs is None else [0.0]
+    return _untrained(sample, "it fills up a training step", rollout_log_probs=log_probs)
 
 
 @functools.lru_cache(maxsize=1)
@@ -226,7 +211,11 @@ def _agree_on_source_name(samples: Sequence[Sample]) -> None:
 
 
 def _agree_on_log_probs(samples: Sequence[Sample], args: Any) -> None:
-    """Gives log-probs to all samples or to none: slime reads them of every sample if the first one has them."""
+    """Gives log-probs to all samples or to none: slime reads them of every sample if the first one has them.
+
+    If slime's loss needs only their shape (``trains_without_log_probs``), unknown ones become NaN, which the hook on
+    the training ranks removes, or without this hook 0.
+    """
     trained = [sample for sample in samples if not sample.remove_sample]
     lacking = [sample for sample in trained if sample.rollout_log_probs is None]
     if lacking and trains_without_log_probs(args):
@@ -307,27 +296,26 @@ def _dummy(trajectory: RolloutTrajectory) -> Sample:
 
 def as_dummy(member: Any, reason: str) -> Sample:
     """Returns a dummy that replaces a played member, with the reason."""
-    first = rows_of(member)[0]
+    first, status = rows_of(member)[0], Sample.Status.ABORTED
+    dummy = _untrained(first, reason, rollout_log_probs=None, weight_versions=[], status=status)
+    dummy.metadata |= {"row_source": RowSource.DUMMY.value, "rows": 1}
+    return dummy
+
+
+def _untrained(sample: Sample, reason: str, **changes: Any) -> Sample:
+    """Returns a changed copy of a row, with the fewest tokens that slime accepts, which is not trained."""
     return without_records(
-        first,
+        sample,
         tokens=list(DUMMY_TOKENS),
         response_length=1,
         loss_mask=[0],
-        rollout_log_probs=None,
         multimodal_inputs=None,
         multimodal_train_inputs=None,
-        weight_versions=[],
         response="",
         prefix_cache_info=Sample.PrefixCacheInfo(),
-        status=Sample.Status.ABORTED,
         remove_sample=True,
-        metadata={
-            **first.metadata,
-            "token_source": TokenSource.DUMMY.value,
-            "row_source": RowSource.DUMMY.value,
-            "rows": 1,
-            "dummy_reason": reason,
-        },
+        metadata={**sample.metadata, "token_source": TokenSource.DUMMY.value, "dummy_reason": reason},
+        **changes,
     )
 
 

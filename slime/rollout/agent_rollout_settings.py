@@ -65,7 +65,7 @@ def _number_of_text(given: Any) -> Any:
     return float(given) if isinstance(given, str) else given  # YAML reads 1e3 as a text
 
 
-def _text_unshown(given: Any) -> str:
+def _secret_text(given: Any) -> str:
     if not isinstance(given, str):
         raise ValueError("must be a text")  # without the value: it may be a token
     return given
@@ -87,7 +87,7 @@ class BufferAttributes(WireRecord):
     """
 
     rollout_buffer_url: str | None = None
-    rollout_buffer_token: Annotated[str, BeforeValidator(_text_unshown)] | None = None
+    rollout_buffer_token: Annotated[str, BeforeValidator(_secret_text)] | None = None
     rollout_buffer_job_id: str | None = None
     rollout_buffer_options: dict[str, Any] = Field(default_factory=dict)
     rollout_buffer_on_exhausted: Annotated[OnExhausted, Field(strict=False)] = OnExhausted.ERROR
@@ -143,9 +143,9 @@ def refuse_unknown_attributes(args: Any) -> None:
     known = [name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES]
     for name in sorted(vars(args)):
         if name.startswith(PREFIX) and name not in KNOWN_ATTRIBUTES:
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-            meant = f"did you mean {PREFIX}{near[0]}?" if near else f"known are {', '.join(KNOWN_ATTRIBUTES)}"
-            raise ConfigError(f"{name} is not known; {meant}")
+            similar = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+            hint = f"did you mean {PREFIX}{similar[0]}?" if similar else f"known are {', '.join(KNOWN_ATTRIBUTES)}"
+            raise ConfigError(f"{name} is not known; {hint}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,19 +247,19 @@ def wanted_records(args: Any) -> tuple[str, ...]:
     return (*([ROUTED_EXPERTS] if replays else []), *([TOP_P_TOKENS] if needs_top_p_ids(args) else []))
 
 
-def asked_records(args: Any) -> dict[str, Any]:
-    """Returns the sampling parameters that request these token records from the engine."""
-    asked: dict[str, Any] = {}
+def params_for_records(args: Any) -> dict[str, Any]:
+    """Returns the sampling parameters that request the ``wanted_records`` from the engine."""
+    params: dict[str, Any] = {}
     if TOP_P_TOKENS in wanted_records(args):
-        asked["custom_params"] = {"return_top_p_token_ids": True}
+        params["custom_params"] = {"return_top_p_token_ids": True}
     if ROUTED_EXPERTS in wanted_records(args):
-        asked["return_routed_experts"] = True
-    return asked
+        params["return_routed_experts"] = True
+    return params
 
 
 def needs_top_p_ids(args: Any) -> bool:
     """Returns True if slime computes log-probs over the top-p ids: versions of 2026 do, for a top_p below 1."""
-    has_field = any(one.name == "rollout_top_p_token_ids" for one in fields(Sample))
+    has_field = any(field.name == "rollout_top_p_token_ids" for field in fields(Sample))
     return has_field and getattr(args, "rollout_top_p", 1.0) != 1.0
 
 
@@ -272,7 +272,7 @@ def read_turn_discount(args: Any) -> float | None:
     """Reads the discount of turns; None if rewards of turns are not trained.
 
     Raises:
-        ConfigError: it is not a number from 0 to 1.
+        ConfigError: a value is invalid.
     """
     given = buffer_attributes(args).rollout_buffer_turn_discount
     if given is None and getattr(args, "custom_advantage_function_path", None) == ADVANTAGE_PATH:
@@ -284,7 +284,7 @@ def read_mask_settings(args: Any) -> MaskSettings:
     """Reads the mask settings from slime's arguments; a type that names a class is a custom mask.
 
     Raises:
-        ConfigError: ``rollout_buffer_loss_mask`` is no text.
+        ConfigError: a value is invalid.
     """
     loss_mask_type = getattr(args, "loss_mask_type", None) or "qwen"
     source = buffer_attributes(args).rollout_buffer_loss_mask or None
@@ -303,7 +303,7 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
     """Reads the sinks of metrics from slime's arguments.
 
     Raises:
-        ConfigError: the interval is no number from 0 on.
+        ConfigError: a value is invalid.
     """
     own = buffer_attributes(args)
     return TrackingSettings(
@@ -406,8 +406,10 @@ def eval_payload(args: Any, eval_set: EvalSet, *, job_id: str, start_id: str) ->
 def eval_sets(args: Any) -> list[EvalSet]:
     """Returns the evaluation sets: slime's resolved ``eval_datasets``, else the pairs of ``--eval-prompt-data``.
 
+    A single path there is an evaluation set named ``eval``.
+
     Raises:
-        ConfigError: there are none, or the list does not consist of pairs of name and path.
+        ConfigError: there are none, or several values are no pairs of name and path.
     """
     datasets = getattr(args, "eval_datasets", None)
     if datasets:
@@ -481,7 +483,7 @@ def _sampling_params(args: Any) -> dict[str, Any]:
         stop=getattr(args, "rollout_stop", None),
         stop_token_ids=getattr(args, "rollout_stop_token_ids", None),
     )
-    return {**params, **optional, **asked_records(args)}
+    return {**params, **optional, **params_for_records(args)}
 
 
 def _set_values(**values: Any) -> dict[str, Any]:
@@ -561,8 +563,8 @@ def _url_on_the_command_line() -> str | None:
 
 
 def _old_flag_in(command_line: str) -> str | None:
-    found = re.findall(rf'{OLD_URL_FLAG}(?:=|\s+)"?(?!--)([^\s"]+)', command_line)
-    return found[-1] if found else None
+    urls = re.findall(rf'{OLD_URL_FLAG}(?:=|\s+)"?(?!--)([^\s"]+)', command_line)
+    return urls[-1] if urls else None
 
 
 def _drivers_command_line() -> str:

@@ -179,7 +179,7 @@ class _Conversation:
         self._template = template
         self._dialect = dialect
         if not reader.reads_lists:  # null is not changed: templates may render it otherwise than an empty text
-            messages = [m if m.get("content") is None else with_text_content(m) for m in messages]
+            messages = [msg if msg.get("content") is None else with_text_content(msg) for msg in messages]
         self._write: Writer
         self._write, self._messages, _ = template.render_accepted_form(messages, tools)
         self._tools = tools
@@ -200,9 +200,9 @@ class _Conversation:
         opening = mode.opening if prompt.endswith(mode.opening) and not _reasoning_of(self._messages[index]) else ""
         if opening and written.startswith(opening):
             if self._reader.writes_reasoning:
-                written = written.removeprefix(opening)  # the template adds it to the prompt
+                written = written.removeprefix(opening)  # the prompt ends with the marker already
             else:
-                prompt = prompt.removesuffix(opening)  # it is part of the message
+                prompt = prompt.removesuffix(opening)  # a distilled DeepSeek: slime trains the message's marker, too
         end = "" if index in self._cut else self._dialect.end_marker
         output = written if end and written.endswith(end) and self._is_calls_alone(index) else written + end
         return WrittenTurn(index, prompt, output, tuple(undecided))

@@ -137,7 +137,7 @@ async def _play(tokens: ChatTokens, question: list[dict[str, Any]], steps: list[
     for turn, step in enumerate(steps, 1):
         expected = await count.expect(messages, turn)
         body = {"rollout_id": "r", "messages": messages, "response_mask": expected.mask(CountMethod.IDS)}
-        completion = await trainer.complete(body, asked_turn=turn)
+        completion = await trainer.complete(body, named_turn=turn)
         count.take(messages, expected, read_reply(orjson.dumps(completion), turn), turn)
         assert completion["entered_tokens"] == expected.entered[CountMethod.IDS]
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
@@ -245,7 +245,7 @@ async def _edit_and_play(
         if turn > 1:
             mask = await _mask_by_prefix(trainer.get_session("r"), messages)
         completion = await trainer.complete(
-            {"rollout_id": "r", "messages": messages, "response_mask": mask}, asked_turn=turn
+            {"rollout_id": "r", "messages": messages, "response_mask": mask}, named_turn=turn
         )
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
     session = trainer.get_session("r")
@@ -286,7 +286,7 @@ async def _write(question: list[dict[str, Any]], steps: list[Step]) -> None:
     for turn, step in enumerate(steps, 1):
         mask = None if turn == 1 else await _mask_by_prefix(trainer.get_session("r"), messages)
         completion = await trainer.complete(
-            {"rollout_id": "r", "messages": messages, "response_mask": mask}, asked_turn=turn
+            {"rollout_id": "r", "messages": messages, "response_mask": mask}, named_turn=turn
         )
         messages = [*messages, completion["choices"][0]["message"], *step.messages()]
     session = trainer.get_session("r")

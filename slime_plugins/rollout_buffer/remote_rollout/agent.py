@@ -118,7 +118,7 @@ class AgentSide:
         return await RolloutLoop(request, server_url, tokens, tool_session, self._http(), self.settings).play()
 
     def _ended(self, rollout_id: str, rollout: _Rollout, done: asyncio.Task[dict[str, Any]]) -> None:
-        """Keeps the result of a rollout. A request that was refused is removed: a corrected request may use its id."""
+        """Stores the result of a rollout, or removes a refused one, so that a corrected request may use its id."""
         rollout.ended_at = self._clock()
         if self._rollouts.get(rollout_id) is not rollout:
             return

@@ -36,8 +36,8 @@ class CallbackHosts:
         """Returns the base URL to call, without a trailing ``/v1/chat/completions``.
 
         Raises:
-            CallbackRefusedError: it is not an http address, has other parts than scheme, host, port and path, or is not
-                on the list.
+            CallbackRefusedError: the URL is not one of HTTP or HTTPS, has other parts than scheme, host, port and path,
+                or its host is not on the list.
         """
         parts = _split(server_url)
         host, port = (parts.hostname or "").rstrip("."), parts.port or DEFAULT_PORTS[parts.scheme]

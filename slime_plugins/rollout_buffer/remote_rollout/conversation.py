@@ -26,7 +26,7 @@ class CountMethod(StrEnum):
 
 
 def prompt_by_text(tokens: ChatTokens, messages: Sequence[Message], tools: Tools) -> list[int]:
-    """Returns the ids of the messages as the template renders them; if it refuses them as they came, normalised.
+    """Returns the ids of the messages as the template renders them. Messages that it refuses are normalised first.
 
     Raises:
         InvalidPayloadError: the template refuses the normalised messages, too.
@@ -50,5 +50,5 @@ def is_same_reply(left: Message, right: Message) -> bool:
     """Returns True if two messages are the same reply, apart from their form."""
     if left == right:
         return True
-    one, other = read_conversation([left, right]).messages
-    return one["role"] == other["role"] and reply_key(one) == reply_key(other)
+    left, right = read_conversation([left, right]).messages
+    return left["role"] == right["role"] and reply_key(left) == reply_key(right)

@@ -51,13 +51,13 @@ async def running(settings: RemoteRolloutSettings) -> AsyncIterator[str]:
     allowed = settings.allowed_hosts if key is None else None
     trainer = None
     if engine is not None:
-        rules = TrainerSettings(
+        trainer_settings = TrainerSettings(
             api_key=key,
             open_unknown=not settings.only_opened,
             text_counts=not settings.only_exact_counts,
             idle_s=settings.idle_s,
         )
-        trainer = TrainerSide(one_engine(engine, catalog), rules, sink=sink)
+        trainer = TrainerSide(one_engine(engine, catalog), trainer_settings, sink=sink)
     try:
         app = create_app(agent=agent, trainer=trainer, allowed_hosts=allowed)
         async with serving(app, settings.host, settings.port) as url:

@@ -31,8 +31,8 @@ def calls_of(message: Message, turn: int, tools: Tools = ()) -> list[NumberedCal
     given = message.get("tool_calls")
     if isinstance(given, list) and given:
         objects = [call if isinstance(call, dict) else {} for call in given]
-        read = [(read_function(call.get("function")), call.get("id")) for call in objects]
-        return [_numbered(call, turn, place, call_id) for place, (call, call_id) in enumerate(read)]
+        parsed = [(read_function(call.get("function")), call.get("id")) for call in objects]
+        return [_numbered(call, turn, place, call_id) for place, (call, call_id) in enumerate(parsed)]
     content = message.get("content")
     segments = read_segments(content, tools) if isinstance(content, str) else []
     calls = [segment.call for segment in segments if segment.call is not None]
@@ -52,8 +52,8 @@ def message_with_calls(text: str, turn: int, tools: Tools = ()) -> Message:
     if not calls or any(call.problem for call in calls) or outside.strip():
         return {"role": "assistant", "content": text}
     content = "".join(segment.text for segment in segments[: places[0]]).rstrip("\n")
-    made = [_openai(_numbered(call, turn, place)) for place, call in enumerate(calls)]
-    return {"role": "assistant", "content": content, "tool_calls": made}
+    tool_calls = [_openai(_numbered(call, turn, place)) for place, call in enumerate(calls)]
+    return {"role": "assistant", "content": content, "tool_calls": tool_calls}
 
 
 def _openai(call: NumberedCall) -> dict[str, Any]:
@@ -62,5 +62,5 @@ def _openai(call: NumberedCall) -> dict[str, Any]:
 
 
 def _numbered(call: ToolCall, turn: int, place: int, call_id: Any = None) -> NumberedCall:
-    named = str(call_id or f"call_{turn}_{place}")
-    return NumberedCall(call_id=named, name=call.name, arguments=call.arguments, problem=call.problem)
+    given_or_made_id = str(call_id or f"call_{turn}_{place}")
+    return NumberedCall(call_id=given_or_made_id, name=call.name, arguments=call.arguments, problem=call.problem)

@@ -131,7 +131,7 @@ async def answer_turn(trainer: TrainerSide, request: web.Request, body: Mapping[
     if header is not None and not (header.isascii() and header.isdigit() and len(header) < 10 and int(header)):
         raise InvalidPayloadError(f"the header {TURN_HEADER} must be the number of the turn, from 1")
     completion = await trainer.complete(
-        body, authorization=request.headers.get("Authorization"), asked_turn=None if header is None else int(header)
+        body, authorization=request.headers.get("Authorization"), named_turn=None if header is None else int(header)
     )
     return _json(completion, headers={} if header is None else {TURN_HEADER: header})
 

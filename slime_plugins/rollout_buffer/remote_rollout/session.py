@@ -64,7 +64,7 @@ class RolloutSession:
         self.messages: list[Message] = []
         self.turns = 0
         self._tools = tuple(tools)
-        self._count = TokenCounter(self.tokens, self._tools, optional_tools)
+        self._counter = TokenCounter(self.tokens, self._tools, optional_tools)
         self._http = http
         self._api_key = api_key
         self._settings = settings or AgentSettings()
@@ -76,20 +76,20 @@ class RolloutSession:
     @property
     def last_prompt_length(self) -> int:
         """Number of tokens of the last prompt and its reply; 0 before the first turn."""
-        return self._count.sequence_tokens
+        return self._counter.sequence_tokens
 
     async def call_llm(self, sampling_params: Mapping[str, Any]) -> dict[str, Any]:
         """Requests the next turn from the trainer and returns its answer, with ``token_ids`` and ``prompt_token_ids``.
 
         Raises:
-            TrainerReplyError: the trainer failed, refused, or its count differs from ours; names the turn.
+            TrainerReplyError: the trainer failed or refused the turn, or its count differs from ours; names the turn.
             InvalidPayloadError: the chat template refuses the messages.
         """
         reply = await self.sample(await self.expect(), sampling_params)
-        found = {"token_ids": list(reply.token_ids)}
+        ids = {"token_ids": list(reply.token_ids)}
         if reply.prompt_ids is not None:
-            found["prompt_token_ids"] = list(reply.prompt_ids)
-        return {**reply.body, **found}
+            ids["prompt_token_ids"] = list(reply.prompt_ids)
+        return {**reply.body, **ids}
 
     def append_tool_outputs(self, tool_results: Sequence[Message]) -> None:
         """Appends tool messages for the next call."""
@@ -102,7 +102,7 @@ class RolloutSession:
             InvalidPayloadError: the chat template refuses the messages.
         """
         self._drop_repeated_reply()
-        return await self._count.expect(self.messages, self.turns + 1)
+        return await self._counter.expect(self.messages, self.turns + 1)
 
     async def sample(self, expected: ExpectedTurn, sampling_params: Mapping[str, Any]) -> TrainerReply:
         """Requests the expected turn, checks the answer, and appends the reply.
@@ -113,7 +113,7 @@ class RolloutSession:
         turn = self.turns + 1
         async with self._trainer() as calls:
             reply = await self._sample_either_way(calls, expected, sampling_params, turn)
-        await asyncio.to_thread(self._count.take, self.messages, expected, reply, turn)
+        await asyncio.to_thread(self._counter.take, self.messages, expected, reply, turn)
         self._num_sent, self._reply, self.turns = len(self.messages), reply.message, turn
         self.messages.append(reply.message)
         return reply
@@ -149,11 +149,11 @@ class RolloutSession:
         if not mask_logger.isEnabledFor(logging.DEBUG):
             return
         entered = len(mask or ())
-        named = {"turn": turn, "rollout_id": self.rollout_id}
-        mask_logger.debug("Turn %d: response_mask=%s, length=%d", turn, mask, entered, extra=named)
-        mask_logger.debug("Tool output tokens: %s", list(prompt[len(prompt) - entered :]), extra=named)
+        fields = {"turn": turn, "rollout_id": self.rollout_id}
+        mask_logger.debug("Turn %d: response_mask=%s, length=%d", turn, mask, entered, extra=fields)
+        mask_logger.debug("Tool output tokens: %s", list(prompt[len(prompt) - entered :]), extra=fields)
         before, after = self.last_prompt_length, len(prompt)
-        mask_logger.debug("Prompt length before: %d, after: %d", before, after, extra=named)
+        mask_logger.debug("Prompt length before: %d, after: %d", before, after, extra=fields)
 
     def _drop_repeated_reply(self) -> None:
         """Removes a reply that the caller appended a second time."""

@@ -61,10 +61,11 @@ class TrainerSettings:
 
     If ``api_key`` is set, every call must send it as a bearer token; turns of a session opened with its own key send
     that key. With ``open_unknown`` the first call of an unknown ``rollout_id`` opens a session; otherwise ``POST
-    /rollouts`` does. ``text_counts`` accepts the count by the guide's formula if it differs from the exact one because
-    the tokenizer would encode the sampled text to other ids; the stored mask is always exact. ``max_new_tokens`` limits
-    one turn, ``max_context_tokens`` a sequence, ``max_session_tokens`` all recorded tokens of a session, edits
-    included. Sessions expire ``idle_s`` after their last call; ended ones stay visible for ``keep_ended_s``.
+    /rollouts`` does. ``text_counts`` accepts the count by text (``token_counts.py``) if it differs from the exact one
+    because the tokenizer would encode the sampled text to other ids; the stored mask is always exact.
+    ``max_new_tokens`` limits one turn, ``max_context_tokens`` a sequence, ``max_session_tokens`` all recorded tokens of
+    a session, edits included. Sessions expire ``idle_s`` after their last call; ended ones stay visible for
+    ``keep_ended_s``.
     """
 
     api_key: str | None = None

@@ -1,13 +1,12 @@
-"""The agent's count of a sequence that the trainer samples: the prompt it must have used, and the tokens that
-entered it.
+"""Counts on the agent's side: the prompt that the trainer must have used, and the tokens that entered the sequence.
 
-There are two counts. The count by ids takes the held ids plus the template's bridge; it is exact if the trainer
-continues from its own ids. The count by text renders the whole conversation again and subtracts the held ids; it is the
-formula of the guide, and exact if the trainer renders again. The counts differ only if the tokenizer would encode the
-sampled text to other ids. Then the count by ids is sent first, unless the ids of the last reply do not decode to its
-text. A trainer that refuses one count is sent the other count, once; the prompt ids of its reply show which count it
-uses. After an edit of the conversation, the count by ids is the part of the new prompt after its common prefix with the
-held ids.
+There are two counts. The count by ids takes the held ids (the sequence so far) plus the template's bridge; it is exact
+if the trainer continues from its own ids. The count by text renders the whole conversation again and subtracts the
+tokens of the last render and reply; it is the formula of the protocol's guide, and exact if the trainer renders again.
+The counts differ only if the tokenizer would encode the sampled text to other ids. Then the count by ids is sent first,
+unless the ids of the last reply do not decode to its text. A trainer that refuses one count is sent the other count,
+once; the prompt ids of its reply show which count it uses. After an edit of the conversation, the count by ids is the
+part of the new prompt after its common prefix with the held ids.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from slime_plugins.rollout_buffer.remote_rollout.trainer_replies import TrainerR
 from slime_plugins.rollout_buffer.tokenizer_loading import vocabulary_size
 from slime_plugins.rollout_buffer.types import Message
 
-_CAUSES = "it uses another tokenizer, another chat template, or another conversation"
+_CAUSES = "possibly the trainer uses another tokenizer, another chat template, or another conversation"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,8 +179,8 @@ def _holds_the_message(decoded: str, message: Message) -> bool:
 def _difference(ours: Sequence[int], theirs: Sequence[int], turn: int) -> str:
     if len(ours) != len(theirs):
         return f"turn {turn}: the trainer's prompt has {len(theirs)} tokens, our own count is {len(ours)}: {_CAUSES}"
-    at = next(at for at, (left, right) in enumerate(zip(ours, theirs, strict=True)) if left != right)
+    index = common_prefix_length(ours, theirs)
     return (
-        f"turn {turn}: the trainer's prompt and our own have {len(ours)} tokens each, but differ first at {at} "
-        f"(the trainer's {theirs[at]}, ours {ours[at]})"
+        f"turn {turn}: the trainer's prompt and our own have {len(ours)} tokens each, but differ first at index "
+        f"{index} (the trainer's {theirs[index]}, ours {ours[index]})"
     )

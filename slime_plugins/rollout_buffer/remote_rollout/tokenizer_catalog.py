@@ -38,24 +38,24 @@ class TokenizerCatalog:
     def __init__(self, settings: TokenizerSettings | None = None, *, load: Callable[..., Any] = load_tokenizer) -> None:
         self._settings = settings or TokenizerSettings()
         self._load = load
-        self._kept: OrderedDict[Key, asyncio.Task[ChatTokens]] = OrderedDict()
+        self._cached: OrderedDict[Key, asyncio.Task[ChatTokens]] = OrderedDict()
 
     async def get(self, name: str | None, revision: str | None = None) -> ChatTokens:
         """Returns the named tokenizer, from the cache or loaded.
 
         Raises:
-            TokenizerRefusedError: it is unknown, is outside of the roots, has no chat template, or has code that is not
-                allowed.
+            TokenizerRefusedError: the tokenizer is unknown, is outside of the roots, has no chat template, or has code
+                that is not allowed.
         """
         name = name or self._settings.default_name or ""
         key = self._key_of(name, revision)
-        task = self._kept.get(key)
+        task = self._cached.get(key)
         if task is None:
-            task = self._kept[key] = asyncio.create_task(self._load_chat_tokens(key, name))
+            task = self._cached[key] = asyncio.create_task(self._load_chat_tokens(key, name))
             task.add_done_callback(lambda done: self._evict_failed(key, done))
-        self._kept.move_to_end(key)
-        while len(self._kept) > self._settings.max_cached:
-            self._kept.popitem(last=False)
+        self._cached.move_to_end(key)
+        while len(self._cached) > self._settings.max_cached:
+            self._cached.popitem(last=False)
         return await asyncio.shield(task)
 
     def _key_of(self, name: str, revision: str | None) -> Key:
@@ -95,17 +95,17 @@ class TokenizerCatalog:
         if Path(name).exists():  # transformers would load a folder of the working directory
             raise TokenizerRefusedError(f"tokenizer {name!r} is a path outside of this server's tokenizer roots")
 
-    async def _load_chat_tokens(self, key: Key, asked_name: str) -> ChatTokens:
+    async def _load_chat_tokens(self, key: Key, requested_name: str) -> ChatTokens:
         name, revision, trusted = key
         try:
             options = {"trusted": trusted, "revision": revision, "download": self._settings.download}
             tokens = ChatTokens(await asyncio.to_thread(self._load, name, **options))
         except ConfigError as error:
-            raise TokenizerRefusedError(f"tokenizer {asked_name!r} cannot be used: {error.message}") from error
+            raise TokenizerRefusedError(f"tokenizer {requested_name!r} cannot be used: {error.message}") from error
         except Exception as error:
             version = f" at revision {revision!r}" if revision else ""
             raise TokenizerRefusedError(
-                f"tokenizer {asked_name!r}{version} cannot be loaded: {_first_line(error)}"
+                f"tokenizer {requested_name!r}{version} cannot be loaded: {_first_line(error)}"
             ) from error
         logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
         return tokens
@@ -113,8 +113,8 @@ class TokenizerCatalog:
     def _evict_failed(self, key: Key, done: asyncio.Task[ChatTokens]) -> None:
         """Removes a failed load, so that the next request tries again."""
         failed = done.cancelled() or done.exception() is not None
-        if failed and self._kept.get(key) is done:
-            del self._kept[key]
+        if failed and self._cached.get(key) is done:
+            del self._cached[key]
 
 
 def _first_line(error: Exception) -> str:

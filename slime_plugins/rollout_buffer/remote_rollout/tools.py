@@ -120,18 +120,18 @@ def load_provider(address: str) -> ToolProvider:
     module_name, _, name = address.partition(":")
     if not module_name or not name:
         raise ConfigError(f"--tools {address!r}: must be MODULE:NAME")
-    found = getattr(_imported(address, module_name), name, None)
-    if found is None:
+    provider = getattr(_imported(address, module_name), name, None)
+    if provider is None:
         raise ConfigError(f"--tools {address!r}: the module {module_name} has no {name}")
-    if isinstance(found, type):
+    if isinstance(provider, type):
         raise ConfigError(f"--tools {address!r}: is a class; name an instance of it")
-    if not callable(getattr(found, "open_session", None)):
+    if not callable(getattr(provider, "open_session", None)):
         raise ConfigError(f"--tools {address!r}: is no tool provider; it needs open_session(request) and schemas")
-    if not _are_schemas(getattr(found, "schemas", None)):
+    if not _are_schemas(getattr(provider, "schemas", None)):
         raise ConfigError(
             f"--tools {address!r}: its schemas must be a list of tools in OpenAI's form, each with a name"
         )
-    return cast("ToolProvider", found)
+    return cast("ToolProvider", provider)
 
 
 def _imported(address: str, module_name: str) -> Any:

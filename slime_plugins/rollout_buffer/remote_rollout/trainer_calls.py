@@ -22,11 +22,13 @@ from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 TURN_HEADER: Final = "X-Rollout-Turn"
 _MAX_CALL_PAUSE_S: Final = 60.0
 _DID_NOTHING: Final = frozenset({429, 503})
+"""Statuses of a trainer that has not begun the turn."""
 _REFUSED_MASK: Final = frozenset({400, 409, 422})
+"""Statuses with which trainers refuse an invalid request, a wrong mask included."""
 
 
 class MaskRefusedError(TrainerReplyError):
-    """The trainer refused a turn after the first with a status for invalid requests."""
+    """The trainer refused a turn with a status for invalid requests: the mask may be what it refuses."""
 
 
 class _NotTakenError(Exception):
@@ -78,7 +80,7 @@ class TrainerCalls:
             ) from error
 
     async def _try_until_answered(self, body: bytes, turn: int) -> TrainerReply:
-        for tried in range(1, self._settings.tries + 1):
+        for attempt in range(1, self._settings.tries + 1):
             try:
                 return await self._exchange(body, turn)
             except (_NotTakenError, _UnansweredError) as error:
@@ -87,9 +89,9 @@ class TrainerCalls:
                     raise TrainerReplyError(
                         f"turn {turn}: the trainer {error}; the turn may have been sampled, so it is not repeated"
                     ) from error
-                if tried == self._settings.tries:
-                    raise TrainerReplyError(f"turn {turn}: the trainer {error}; tried {tried} times") from error
-            await asyncio.sleep(backoff_s(tried, first_s=self._settings.backoff_s, longest_s=_MAX_CALL_PAUSE_S))
+                if attempt == self._settings.tries:
+                    raise TrainerReplyError(f"turn {turn}: the trainer {error}; tried {attempt} times") from error
+            await asyncio.sleep(backoff_s(attempt, first_s=self._settings.backoff_s, longest_s=_MAX_CALL_PAUSE_S))
         raise AssertionError("the loop above returns or raises")
 
     async def _exchange(self, body: bytes, turn: int) -> TrainerReply:

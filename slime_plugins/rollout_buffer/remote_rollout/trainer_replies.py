@@ -69,7 +69,7 @@ def sentence_of(body: bytes) -> str:
         reply: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         reply = body[:500].decode("utf-8", "replace").strip()
-    for _ in range(3):
+    for _ in range(3):  # the text may be nested, as in {"error": {"message": …}}
         if isinstance(reply, dict):
             reply = next((reply[key] for key in ("error", "message", "detail") if reply.get(key)), str(reply))
     return str(reply)[:500] or "(no text)"
@@ -98,8 +98,8 @@ def _message(choice: Mapping[str, Any], turn: int) -> Message:
         raise TrainerReplyError(f"turn {turn}: the trainer's reply has no message")
     if message.get("role", "assistant") != "assistant" or not isinstance(message.get("content"), str | list | None):
         raise TrainerReplyError(f"turn {turn}: the trainer's message is not an assistant's text")
-    kept = {key: value for key, value in message.items() if value is not None}
-    return {**kept, "role": "assistant", "content": message.get("content")}
+    fields = {key: value for key, value in message.items() if value is not None}
+    return {**fields, "role": "assistant", "content": message.get("content")}
 
 
 def _first(keys: tuple[str, ...], reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
@@ -114,9 +114,9 @@ def _ids(value: Any, turn: int, name: str) -> tuple[int, ...] | None:
         return None
     if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise TrainerReplyError(f"turn {turn}: {name} must be a list of token ids")
-    beyond = first_invalid_id(value, None)
-    if beyond is not None:
-        raise TrainerReplyError(f"turn {turn}: {name} holds {beyond}, which no vocabulary has")
+    invalid = first_invalid_id(value, None)
+    if invalid is not None:
+        raise TrainerReplyError(f"turn {turn}: {name} holds {invalid}, which no vocabulary has")
     return tuple(value)
 
 

@@ -391,3 +391,17 @@ async def test_the_limit_of_sessions_counts_the_rollouts_of_all_workers(tmp_path
             assert again.status == 200, "it is open already"
         assert (await workers.first.call("POST", "/rollouts/r2/end", {"status": "ERROR"})).status == 200
         assert (await workers.second.call("POST", "/rollouts", {"rollout_id": "r3", **body})).status == 200
+
+
+async def test_a_turn_whose_rollout_another_process_ends_is_refused_and_not_shown(workers: Workers) -> None:
+    job = start_session_job(workers.first.buffer, n=1)
+    await workers.first.call("POST", "/rollouts", {"rollout_id": "r1", "job_id": job.job_id, "instance_id": "a"})
+    workers.engine.holds = True
+    body = {"rollout_id": "r1", "messages": [USER]}
+    asking = asyncio.ensure_future(workers.first.call("POST", "/v1/chat/completions", body))
+    await workers.engine.until_held(1)
+    assert (await workers.second.call("POST", "/rollouts/r1/end", {"status": "ERROR"})).status == 200
+    workers.engine.held[0].set()
+    refused = await asking
+    assert (refused.status, "is failed" in refused.body["error"]["message"]) == (409, True)
+    assert (await workers.first.call("GET", "/rollouts/r1")).body["turns"] == 0

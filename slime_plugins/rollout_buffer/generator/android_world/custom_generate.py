@@ -27,7 +27,7 @@ from PIL import Image as PillowImage
 
 from slime.rollout.agent_rollout_sample_fields import RECORD_FIELDS, execution_of, fill_records, set_execution
 from slime.rollout.agent_rollout_samples import SampleConverter, rows_of
-from slime.rollout.agent_rollout_settings import asked_records, buffer_attributes, engine_url, read_image_settings
+from slime.rollout.agent_rollout_settings import buffer_attributes, engine_url, params_for_records, read_image_settings
 from slime.utils.mask_rows import pack_training_rows
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
@@ -269,7 +269,7 @@ def _episode_request(args: Any, sample: Sample, sampling_params: Mapping[str, An
         epoch=0,
         slot=0,
         attempt=0,
-        sampling_params=_sampling({**sampling_params, **({} if evaluation else asked_records(args))}),
+        sampling_params=_sampling({**sampling_params, **({} if evaluation else params_for_records(args))}),
         evaluation=evaluation,
     )
 

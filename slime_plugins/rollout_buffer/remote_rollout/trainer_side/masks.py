@@ -1,9 +1,9 @@
 """Checks the ``response_mask`` of a call against the tokens that entered. Pure; every error names the turn.
 
 The mask is not used for training: this side knows the sampled tokens. The mask is the other side's count of entered
-tokens, those that follow the sampled tokens of one turn in the prompt of the next. A wrong count shows another
-tokenizer, an edited context that was not counted, or a bug. A call with a wrong mask is refused and does not change the
-session.
+tokens: those in the prompt of a turn after the part that repeats the last turn, its prompt and output. A wrong count
+shows another tokenizer, an edited context that was not counted, or a bug. A call with a wrong mask is refused and does
+not change the session.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _zeros(mask: Any, expected: int, wrong: Callable[[str], WrongMaskError]) -> 
         return 0
     if not isinstance(mask, list):
         raise wrong(f"must be a list of zeros or null, not {type(mask).__name__}")
-    first = next((at for at, value in enumerate(mask) if type(value) is not int or value != 0), None)
+    first = next((index for index, value in enumerate(mask) if type(value) is not int or value != 0), None)
     if first is None:
         return len(mask)
     if mask[first] == 1 and type(mask[first]) is int:

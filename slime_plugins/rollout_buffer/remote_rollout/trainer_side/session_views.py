@@ -56,7 +56,7 @@ def _turn(number: int, turn: Turn) -> dict[str, Any]:
         "kind": turn.kind.value,
         "entered_tokens": len(turn.entered_ids),
         "sampled_tokens": len(turn.reply.output_ids),
-        "kept_tokens": turn.kept,
+        "kept_tokens": turn.kept_tokens,
         "counted_by": turn.counted_by.value,
         "finish_reason": turn.reply.finish_reason,
         "weight_version": turn.reply.weight_version,

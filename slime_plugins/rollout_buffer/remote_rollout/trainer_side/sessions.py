@@ -48,13 +48,13 @@ class TurnKind(StrEnum):
 class Turn:
     """A recorded turn in its session.
 
-    The first ``kept`` ids of its prompt repeat the previous turn, prompt and output; ``entered_ids`` are the ids after
-    them, and empty at the first turn.
+    The first ``kept_tokens`` ids of its prompt repeat the previous turn, prompt and output; ``entered_ids`` are the ids
+    of the prompt after them, empty at the first turn.
     """
 
     recorded: RecordedTurn
     kind: TurnKind
-    kept: int
+    kept_tokens: int
     entered_ids: Sequence[int]
     counted_by: CountMethod
 
@@ -142,7 +142,9 @@ class TrainerSession:
                 kept = common_prefix_length(held, prompt)
                 entered = array("i", prompt[kept:])
             kind = TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED
-        self.turns.append(Turn(recorded=recorded, kind=kind, kept=kept, entered_ids=entered, counted_by=counted_by))
+        self.turns.append(
+            Turn(recorded=recorded, kind=kind, kept_tokens=kept, entered_ids=entered, counted_by=counted_by)
+        )
         text = self.tokens.text(sampled)
         with_calls = message_with_calls(text, recorded.number, tools)
         forms = read_conversation([with_calls, {**with_calls, "content": text}, {"role": "assistant", "content": text}])
@@ -244,7 +246,8 @@ async def plan_turn(
 def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Conversation:
     """Returns the conversation with each of our own replies as we sent it, in whatever form it came back.
 
-    A reply that came back exactly as sent is not looked up: a reply that differs only in spaces around it has its key.
+    A reply that came back exactly as sent is not looked up, because another reply of ours may have the same key: keys
+    ignore the spaces around a reply.
     """
     sent = [turn.recorded.message for turn in session.turns]
     messages = [
@@ -259,8 +262,9 @@ def _with_our_replies(session: TrainerSession, conversation: Conversation) -> Co
 def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: Tools, *, is_edited: bool) -> int:
     """Returns the count of an agent that renders the whole conversation again.
 
-    If the conversation only grew, the guide's formula gives the count: its tokens now, minus its tokens at the last
-    turn, minus the sampled tokens. After an edit, the tokens behind the common prefix with the held ids count.
+    If the conversation only grew, the formula of the protocol's guide gives the count: its tokens now, minus its tokens
+    at the last turn, minus the sampled tokens. After an edit, the tokens behind the common prefix with the held ids
+    count.
     """
     now = prompt_by_text(session.tokens, messages, tools)
     if is_edited:

@@ -73,7 +73,7 @@ PolicyOf = Callable[[OpenBody], Awaitable[Policy]]
 
 
 def one_engine(engine: Engine, tokenizers: TokenizerCatalog) -> PolicyOf:
-    """Returns one engine for all sessions, with the tokenizer that a session names, or the catalog's default."""
+    """Returns a policy of one engine for all sessions, with the tokenizer that each names, or the catalog's default."""
 
     async def policy_of(session: OpenBody) -> Policy:
         tokens = await tokenizers.get(session.tokenizer_name, session.tokenizer_revision)
@@ -115,15 +115,15 @@ class TrainerSide:
             RequestError: a field is invalid, the id is used or has ended, or the tokenizer is unknown.
             UnavailableError: too many sessions are open.
         """
-        asked = parse(OpenBody, body)
-        if asked.api_key is not None:
-            asked = asked.model_copy(update={"api_key": _key_digest(asked.api_key)})
-        await self.refresh(asked.rollout_id)
-        async with self._opening.setdefault(asked.rollout_id, asyncio.Lock()):
+        opening = parse(OpenBody, body)
+        if opening.api_key is not None:
+            opening = opening.model_copy(update={"api_key": _key_digest(opening.api_key)})
+        await self.refresh(opening.rollout_id)
+        async with self._opening.setdefault(opening.rollout_id, asyncio.Lock()):
             try:
-                return await self._open_once(asked)
+                return await self._open_once(opening)
             finally:
-                self._opening.pop(asked.rollout_id, None)
+                self._opening.pop(opening.rollout_id, None)
 
     async def refresh(self, rollout_id: str) -> None:
         """Reads from the log what other processes did to a session.
@@ -139,9 +139,9 @@ class TrainerSide:
         if stored is None or (known is not None and known.state is not SessionState.OPEN):
             return
         if known is None:
-            found = await self._new_session(OpenBody.model_validate(stored.opening))
-            found.opened_at = stored.opening["opened_at"]
-            known = self._open.setdefault(rollout_id, found)
+            session = await self._new_session(OpenBody.model_validate(stored.opening))
+            session.opened_at = stored.opening["opened_at"]
+            known = self._open.setdefault(rollout_id, session)
         known.replay(stored.turns)
         known.used_at = max(known.used_at, self._clock() + stored.expires_in_s - self.settings.idle_s)
         self._open.move_to_end(rollout_id)
@@ -199,13 +199,16 @@ class TrainerSide:
         self.authorize(None if self.settings.api_key else rollout_id, authorization)
 
     def expire(self) -> None:
-        """Closes sessions without a call for ``idle_s`` and removes those that ended more than ``keep_ended_s`` ago."""
+        """Closes sessions without a call for ``idle_s``, and removes old ended ones (``keep_ended_s``, ``max_ended``).
+
+        With a log, sessions without a call are only removed from this process, and read again when they are needed.
+        """
         now = self._clock()
         for session in list(self._open.values()):
             if now - session.used_at <= self.settings.idle_s:
                 break
             if session.in_flight is None and self._log is not None:
-                del self._open[session.rollout_id]  # another process may have used it: it is read again
+                del self._open[session.rollout_id]  # another process may have used it meanwhile
             elif session.in_flight is None:
                 self._close(session, SessionState.EXPIRED, self._expired())
             else:
@@ -226,71 +229,77 @@ class TrainerSide:
     # --- turns -------------------------------------------------------------------------------------------------------
 
     async def complete(
-        self, body: Mapping[str, Any], *, authorization: str | None = None, asked_turn: int | None = None
+        self, body: Mapping[str, Any], *, authorization: str | None = None, named_turn: int | None = None
     ) -> dict[str, Any]:
         """Samples one turn and returns the completion. A repeated call returns the same completion.
 
-        ``asked_turn`` is the turn's number in the header ``X-Rollout-Turn``, None without it.
+        ``named_turn`` is the turn's number in the header ``X-Rollout-Turn``, None without it.
 
         Raises:
             RequestError: the call is refused, with a message that names the turn; nothing was changed.
             UnavailableError: the engine could not sample, or too many sessions are open; nothing was changed.
         """
-        asked = parse(CompletionBody, body)
-        await self.refresh(asked.rollout_id)
-        self.authorize(asked.rollout_id, authorization)
-        session = self._open.get(asked.rollout_id) or await self._open_by_first_turn(asked)
+        call = parse(CompletionBody, body)
+        await self.refresh(call.rollout_id)
+        self.authorize(call.rollout_id, authorization)
+        session = self._open.get(call.rollout_id) or await self._open_by_first_turn(call)
         self._touch(session)
-        fingerprint = _fingerprint(asked.messages, asked.response_mask, asked.tools)
-        repeated = await self._repeated(session, fingerprint, asked_turn)
+        fingerprint = _fingerprint(call.messages, call.response_mask, call.tools)
+        repeated = await self._repeated(session, fingerprint, named_turn)
         if repeated is not None:
             return repeated
-        task = asyncio.create_task(self._sample(session, asked, fingerprint))
+        task = asyncio.create_task(self._sample(session, call, fingerprint))
         session.in_flight, session.in_flight_fingerprint = task, fingerprint
         task.add_done_callback(lambda done: _no_longer_in_flight(session, done))
         return await asyncio.shield(task)  # a caller that disconnects may repeat the call for the answer
 
     async def _repeated(
-        self, session: TrainerSession, fingerprint: bytes, asked_turn: int | None
+        self, session: TrainerSession, fingerprint: bytes, named_turn: int | None
     ) -> dict[str, Any] | None:
-        """Returns the answer if this call was made before."""
-        done = len(session.turns)
-        if session.in_flight is not None:
-            if fingerprint == session.in_flight_fingerprint and asked_turn in (None, done + 1):
-                return await asyncio.shield(session.in_flight)
-            raise RolloutConflictError(f"turn {done + 1} of this rollout is being sampled; one turn at a time")
-        is_answered = bool(done) and session.turns[-1].recorded.request == fingerprint
-        if asked_turn is not None and asked_turn != done + 1 and not (asked_turn == done and is_answered):
-            raise RolloutConflictError(
-                f"this call names turn {asked_turn}, but turn {done + 1} is next"
-                + (f", and turn {done} had another body" if asked_turn == done else ""),
-                {"next_turn": done + 1},
-            )
-        return _completion(session, self.settings.model) if is_answered and asked_turn in (None, done) else None
+        """Returns the answer if this call was made before, else None.
 
-    async def _open_by_first_turn(self, asked: CompletionBody) -> TrainerSession:
-        ended = self._closed.get(asked.rollout_id)
+        Raises:
+            RolloutConflictError: another turn is being sampled, or the call names another turn than the next.
+        """
+        latest = len(session.turns)
+        if session.in_flight is not None:
+            if fingerprint == session.in_flight_fingerprint and named_turn in (None, latest + 1):
+                return await asyncio.shield(session.in_flight)
+            raise RolloutConflictError(f"turn {latest + 1} of this rollout is being sampled; one turn at a time")
+        is_answered = bool(latest) and session.turns[-1].recorded.request == fingerprint
+        if named_turn is not None and named_turn != latest + 1 and not (named_turn == latest and is_answered):
+            raise RolloutConflictError(
+                f"this call names turn {named_turn}, but turn {latest + 1} is next"
+                + (f", and turn {latest} had another body" if named_turn == latest else ""),
+                {"next_turn": latest + 1},
+            )
+        return _completion(session, self.settings.model) if is_answered and named_turn in (None, latest) else None
+
+    async def _open_by_first_turn(self, call: CompletionBody) -> TrainerSession:
+        ended = self._closed.get(call.rollout_id)
         if ended is not None:
             raise SessionEndedError(
-                f"rollout {asked.rollout_id!r} is {ended.state.value}{_because(ended)}: it takes no more turns"
+                f"rollout {call.rollout_id!r} is {ended.state.value}{_because(ended)}: it takes no more turns"
             )
         if not self.settings.open_unknown:
-            raise NotFoundError(f"there is no rollout {asked.rollout_id!r}: open it with POST /rollouts")
-        return await self.open({"rollout_id": asked.rollout_id})
+            raise NotFoundError(f"there is no rollout {call.rollout_id!r}: open it with POST /rollouts")
+        return await self.open({"rollout_id": call.rollout_id})
 
-    async def _sample(self, session: TrainerSession, asked: CompletionBody, fingerprint: bytes) -> dict[str, Any]:
+    async def _sample(self, session: TrainerSession, call: CompletionBody, fingerprint: bytes) -> dict[str, Any]:
         number = len(session.turns) + 1
-        tools = list(asked.tools if asked.tools is not None else session.opened.tools)
-        plan, counted_by = await self._checked_plan(session, asked, number, tools)
+        tools = list(call.tools if call.tools is not None else session.opened.tools)
+        plan, counted_by = await self._checked_plan(session, call, number, tools)
         prompt = plan.prompt.ids
-        reply = await self._generate(session, prompt, self._sampling(session, asked, number, len(prompt)), number)
-        if session.state is not SessionState.OPEN:
-            raise SessionEndedError(f"turn {number}: the rollout was {session.state.value} while it was sampled")
+        reply = await self._generate(session, prompt, self._sampling(session, call, number, len(prompt)), number)
         turn, view = session.turn_of(plan, reply, fingerprint)
         if self._log is not None:
             row = {**encode_turn(turn, view, session.view), "counted_by": counted_by.value}
             if not await self._log.add_turn(session.rollout_id, row, self.settings.idle_s):
-                await self.refresh(session.rollout_id)
+                await self.refresh(session.rollout_id)  # another process has stored this turn, or ended the session
+        if session.state is not SessionState.OPEN:
+            raise SessionEndedError(
+                f"turn {number} is dropped: the rollout is {session.state.value}{_because(session)}"
+            )
         if len(session.turns) < number:
             session.add_turn(turn, view, counted_by)
         if session.turns[number - 1].recorded.request != fingerprint:
@@ -299,7 +308,7 @@ class TrainerSide:
         return _completion(session, self.settings.model)
 
     async def _checked_plan(
-        self, session: TrainerSession, asked: CompletionBody, number: int, tools: Tools
+        self, session: TrainerSession, call: CompletionBody, number: int, tools: Tools
     ) -> tuple[PlannedTurn, CountMethod]:
         if number > self.settings.max_turns:
             raise InvalidPayloadError(f"turn {number}: a rollout has {self.settings.max_turns} turns at most")
@@ -309,14 +318,14 @@ class TrainerSide:
                 f"{self.settings.max_session_tokens} is the limit"
             )
         try:
-            check_text_only(asked.messages)
-            plan = await plan_turn(session, asked.messages, tools, text_counts=self.settings.text_counts)
+            check_text_only(call.messages)
+            plan = await plan_turn(session, call.messages, tools, text_counts=self.settings.text_counts)
         except InvalidPayloadError as error:
             raise InvalidPayloadError(f"turn {number}: {error.message}", error.detail) from error
-        return plan, await asyncio.to_thread(check_entered_mask, asked.response_mask, number, plan.entered)
+        return plan, await asyncio.to_thread(check_entered_mask, call.response_mask, number, plan.entered)
 
     def _sampling(
-        self, session: TrainerSession, asked: CompletionBody, number: int, prompt_tokens: int
+        self, session: TrainerSession, call: CompletionBody, number: int, prompt_tokens: int
     ) -> SamplingParams:
         room = self.settings.max_context_tokens - prompt_tokens
         if room <= 0:
@@ -325,12 +334,12 @@ class TrainerSide:
                 f"a sequence has {self.settings.max_context_tokens} at most"
             )
         caps = [room, self.settings.max_new_tokens, session.opened.max_new_tokens]
-        caps += [asked.max_new_tokens, asked.max_completion_tokens, asked.max_tokens]
-        given = asked.model_extra or {}
+        caps += [call.max_new_tokens, call.max_completion_tokens, call.max_tokens]
+        given = call.model_extra or {}
         return SamplingParams(
             max_new_tokens=min(cap for cap in caps if cap is not None),
-            temperature=DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+            temperature=DEFAULT_TEMPERATURE if call.temperature is None else call.temperature,
+            top_p=1.0 if call.top_p is None else call.top_p,
             extra={key: given[key] for key in _ENGINE_OPTIONS if given.get(key) is not None},
         )
 
@@ -401,8 +410,8 @@ class TrainerSide:
         trajectory = self._trajectory(session, end)
         opened = session.opened.filled_by(end)
         written = None if opened.job_id is None else await self._write(opened, trajectory)
-        named = {"instance_id": trajectory.instance_id, "uid": trajectory.uid}
-        session.opened = opened.model_copy(update=named)
+        ids = {"instance_id": trajectory.instance_id, "uid": trajectory.uid}
+        session.opened = opened.model_copy(update=ids)
         session.reward = trajectory.reward
         if session.state is SessionState.OPEN:
             self._close(session, SessionState.ENDED, "")
@@ -410,7 +419,7 @@ class TrainerSide:
         return {
             "rollout_id": session.rollout_id,
             "state": SessionState.ENDED.value,
-            **named,
+            **ids,
             "job_id": opened.job_id,
             "reward": trajectory.reward,
             "turns": len(session.turns),
@@ -449,23 +458,23 @@ class TrainerSide:
 
     # --- housekeeping ------------------------------------------------------------------------------------------------
 
-    async def _open_once(self, asked: OpenBody) -> TrainerSession:
-        known = self._open.get(asked.rollout_id)
+    async def _open_once(self, opening: OpenBody) -> TrainerSession:
+        known = self._open.get(opening.rollout_id)
         if known is not None:
-            if known.opened.binding != asked.binding:
-                raise RolloutConflictError(f"rollout {asked.rollout_id!r} is open already, with another binding or key")
+            if known.opened.binding != opening.binding:
+                raise RolloutConflictError(f"rollout {known.rollout_id!r} is open already, with another binding or key")
             return known
-        if asked.rollout_id in self._closed:
-            raise SessionEndedError(f"rollout {asked.rollout_id!r} existed before; open it under a new id")
+        if opening.rollout_id in self._closed:
+            raise SessionEndedError(f"rollout {opening.rollout_id!r} existed before; open it under a new id")
         limit = self.settings.max_sessions
         if self._log is None and len(self._open) >= limit:
             raise UnavailableError(LIMIT_REACHED.format(limit))
-        session = await self._new_session(asked)
+        session = await self._new_session(opening)
         if self._log is not None:
-            opening = {**asked.model_dump(exclude_none=True), "opened_at": session.opened_at}
-            if not await self._log.open(session.rollout_id, opening, self.settings.idle_s, max_open=limit):
+            row = {**opening.model_dump(exclude_none=True), "opened_at": session.opened_at}
+            if not await self._log.open(session.rollout_id, row, self.settings.idle_s, max_open=limit):
                 await self.refresh(session.rollout_id)
-                return await self._open_once(asked)
+                return await self._open_once(opening)
         self._open[session.rollout_id] = session
         return session
 
@@ -493,7 +502,7 @@ def _no_longer_in_flight(session: TrainerSession, done: asyncio.Task[dict[str, A
     if session.in_flight is done:
         session.in_flight = None
     if not done.cancelled():
-        done.exception()  # retrieved: possibly no caller waits for it
+        done.exception()  # asyncio logs an exception that nobody retrieves, and perhaps no caller waits for this one
 
 
 def _because(session: TrainerSession) -> str:
@@ -514,7 +523,8 @@ def _completion(session: TrainerSession, model: str) -> dict[str, Any]:
     message = session.reply_message(turn.reply.output_ids, number, session.view.tools)
     sampled = len(turn.reply.output_ids)
     prompt = session.held_ids[:-sampled]
-    reason = "length" if turn.reply.finish_reason == "length" else "tool_calls" if message.get("tool_calls") else "stop"
+    end_of_turn = "tool_calls" if message.get("tool_calls") else "stop"
+    reason = "length" if turn.reply.finish_reason == "length" else end_of_turn
     return {
         "id": f"chatcmpl-{session.rollout_id}-{number}",
         "object": "chat.completion",

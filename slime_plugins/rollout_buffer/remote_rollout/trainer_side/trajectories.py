@@ -77,5 +77,6 @@ def messages_of(session: TrainerSession, end: EndBody) -> list[Message]:
     """Returns our own messages, and those that the other side has after them, such as the last tool results."""
     ours, final = session.messages, read_conversation(end.final_messages).messages if end.final_messages else ()
     behind = final[len(ours) :]
+    # The last of our messages is the latest reply, which the other side may have in another form.
     grew = len(final) > len(ours) and final[: len(ours) - 1] == tuple(ours[:-1])
     return [*ours, *behind] if grew and all(message["role"] != "assistant" for message in behind) else ours
