@@ -21,13 +21,13 @@ from slime_plugins.rollout_buffer.wire.query_params import TrajectoryFilters
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 API_OPENING = """# HTTP API
 
-Written by `python tools/write_http_api_docs.py`. The server describes every route in full, with its fields, replies and
-errors, at `/openapi.json` (OpenAPI 3.1):
+Written by `python tools/write_http_api_docs.py`. The server describes every route, with its fields, replies and errors,
+at `/openapi.json` (OpenAPI 3.1):
 `curl http://127.0.0.1:8889/openapi.json | jq '.components.schemas.Job.properties'`.
 
 JSON in, JSON out, whatever the content type says. Bodies are sent uncompressed, up to
-[the route's limit](operations.md#anonymous-clients). Refused are half surrogates, and NaN and
-Infinity except in what a trainer reports. The last of two equal keys counts. Numbers may be sent as strings.
+[the route's limit](operations.md#anonymous-clients). Half surrogates are refused, and NaN and
+Infinity outside of trainers' reports. The last of two equal keys counts. Numbers may be sent as strings.
 
 With `--token-file`, every route but `/health` and the sign-in page needs `Authorization: Bearer TOKEN`.
 
@@ -40,8 +40,8 @@ nothing; do not repeat it unchanged. After 429, 503 and 507 repeat it, when `Ret
 
 ## Errors
 
-`{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` is a sentence
-that says what to do. HTTP's own 405, 414 and 431 occur as well.
+`{"error": {"code": "…", "message": "…", "detail": {…}}}`: `code` is for programs and stays, `message` says what to
+do. HTTP's own 405, 414 and 431 occur as well.
 
 | status | when |
 |---|---|

@@ -114,7 +114,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
-"""A trainer whose polls are further apart does not wait for groups in between: a poll ends after ``MAX_WAIT_S``."""
+"""A trainer that waits for groups polls again at the latest after ``MAX_WAIT_S``: a longer gap is no waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Buffer:
         skip list) takes over a job that writers have filled and no trainer has started, also with ``fresh``.
 
         Raises:
-            ConflictError: a job of that id exists with other settings.
+            ConflictError: as ``job_start.decide_start``.
             StorageFullError: the disk is full, or the quota used up.
         """
         pack = functools.cache(lambda: pack_input(instances) if instances else None)
@@ -226,7 +226,11 @@ class Buffer:
             return job_rows.get_job(connection, job.key)
 
     def pause_for_engine(self, fence: int, job_key: int, trouble: str) -> None:
-        """Pauses a running job whose engine cannot be used; ``trouble`` is a predicate, like "does not answer"."""
+        """Pauses a running job whose engine cannot be used; ``trouble`` is a predicate, like "does not answer".
+
+        Raises:
+            StaleAttemptError: another runner has taken over the job.
+        """
         with self.store.write() as connection:
             attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
@@ -234,7 +238,11 @@ class Buffer:
                 set_state(connection, self.clock(), job, JobState.PAUSED, engine_away(redacted(trouble)))
 
     def resume_for_engine(self, fence: int, job_key: int) -> None:
-        """Resumes a job that was paused because of its engine, and no other paused job."""
+        """Resumes a job that was paused because of its engine; does nothing to a job that was paused otherwise.
+
+        Raises:
+            StaleAttemptError: another runner has taken over the job.
+        """
         with self.store.write() as connection:
             attempts.check_fence(connection, job_key, fence)
             job = job_rows.get_job(connection, job_key)
@@ -259,7 +267,10 @@ class Buffer:
     def stop_failing_job(self, fence: int, job_key: int, limit: int) -> None:
         """Fails a job in which its runner counted ``limit`` failed attempts in a row with one error code.
 
-        A start that attaches to the job tries their slots again.
+        A start that attaches to the job tries the slots of these attempts again.
+
+        Raises:
+            StaleAttemptError: another runner has taken over the job.
         """
         with self.store.read() as connection:
             failures = attempt_rows.failed_attempts(connection, job_key)
@@ -292,7 +303,7 @@ class Buffer:
     def begin_running(self, job_key: int, *, takes_items: bool = False) -> int:
         """Makes the caller the only runner of a job and returns its fencing number; earlier runners are fenced off.
 
-        ``takes_items`` is True if its generator writes items over HTTP instead of playing slots.
+        ``takes_items`` is True if the job's generator writes items over HTTP instead of playing slots.
         """
         with self.store.write() as connection:
             job = job_rows.get_job(connection, job_key)
@@ -309,7 +320,10 @@ class Buffer:
             return job_rows.get_job(connection, job_key)
 
     def open_groups(self, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-        """Returns open groups in playing order, from the first after (epoch, position) on; opens groups if needed."""
+        """Returns up to ``limit`` open groups that follow ``after`` (epoch, position) in playing order.
+
+        Opens the job's next groups if fewer have rows.
+        """
         with self.store.read() as connection:
             groups = group_rows.open_groups(connection, job_key, after=after, limit=limit)
             plan = plan_rows.find_plan(connection, job_key)
@@ -361,7 +375,7 @@ class Buffer:
             return WaitingGroups(*delivery_rows.count_ready_and_leased(connection, job_key))
 
     def admission_state(self, job_key: int, *, running: int) -> AdmissionState | None:
-        """Returns the inputs of admission for a group that would begin now; None without a bound on the lag.
+        """Returns the inputs of admission for a group that would begin now; None if the job does not admit by lag.
 
         ``running`` is the caller's count of running groups.
         """
@@ -420,7 +434,10 @@ class Buffer:
     ) -> None:
         """Ends an attempt without a trajectory and without a reward.
 
-        ``within`` is an open transaction to do this in; by default a new one.
+        ``within`` is the open transaction to use; None opens a new one.
+
+        Raises:
+            StaleAttemptError: another runner has taken over the job.
         """
         state = AttemptState.GIVEN_UP if failure.given_up else AttemptState.FAILED
         error = (failure.code, redacted(failure.message)[:2000])
@@ -571,15 +588,15 @@ class Buffer:
 
     def note_empty_poll(self, job: JobRecord) -> None:
         """Records the time since which polls have brought no groups. A gap of more than ``MAX_GAP_BETWEEN_POLLS_S``
-        between two polls restarts that time."""
+        between two polls restarts that time. ``job`` was read before this poll was noted."""
         was_away = self.clock() - (job.last_poll_at or 0.0) > MAX_GAP_BETWEEN_POLLS_S
         if job.waiting_since is None or was_away:
             with self.store.write() as connection:
                 job_rows.update_job(connection, job.key, waiting_since=self.clock())
 
     def pause_idle_jobs(self) -> list[str]:
-        """Pauses jobs with undelivered groups that no trainer has polled for ``pause_when_idle_s``, which frees their
-        devices; returns their ids. Each job is one transaction."""
+        """Pauses jobs with undelivered groups that no trainer has polled for ``pause_when_idle_s``, to free their
+        devices; returns the ids of the paused jobs. Each job is one transaction."""
         paused = []
         for job in self.unfinished_jobs():
             if not (self._is_idle(job) and self.waiting_groups(job.key).total):
@@ -681,7 +698,7 @@ class Buffer:
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
         """Returns the open groups of a running job that have an item, and no write within the group timeout.
 
-        An open session of a running gateway stops the timeout. Attempts of a runner do not.
+        An open session of a running gateway stops the timeout. An attempt of a runner does not.
         """
         if job.group_timeout_s is None or job.state is not JobState.RUNNING:
             return []
@@ -729,7 +746,7 @@ class Buffer:
             service_rows.beat(connection, name, pid, self.clock(), dict(detail))
 
     def report_engine(self, job_key: int, pid: int, report: EngineReport) -> None:
-        """Stores the state of a job's engine, as its client process sees it."""
+        """Stores the state of a job's engine, as the process ``pid`` sees it, which sends it requests."""
         self.beat(ENGINE.of_job(job_key), pid, {"engine": asdict(report)})
 
     def keep_prompt_findings(self, job_key: int, pid: int, findings: Sequence[str]) -> None:
@@ -748,5 +765,5 @@ class Buffer:
         another.
         """
         with self.store.read() as connection:
-            found = service_rows.heartbeat(connection, name)
-        return None if found is None else (abs(self.clock() - found[0]), found[1])
+            beat = service_rows.heartbeat(connection, name)
+        return None if beat is None else (abs(self.clock() - beat[0]), beat[1])

@@ -3,7 +3,7 @@
 The first prompt is rendered by the tokenizer's chat template. Each new observation is added as a *bridge*: the ids of
 the template's text between the end of a turn and the next one.
 
-    held ids   … <|im_start|>assistant\\n sampled … <|im_end|>
+    ids so far … <|im_start|>assistant\\n sampled … <|im_end|>
     bridge     \\n<|im_start|>user\\n … <|im_end|>\\n<|im_start|>assistant\\n
 
 Sampling stops at the end-of-turn token, so that the newline after it belongs to the bridge. A truncated turn lacks that
@@ -34,8 +34,8 @@ _CACHED_BRIDGES = 4096
 def image_placeholder_of(tokenizer: Any) -> int | None:
     """Returns the id of the image placeholder in a prompt; None for the tokenizer of a text model."""
     known_tokens = tokenizer.get_added_vocab()
-    found = (known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens)
-    return next(found, None)
+    ids = (known_tokens[token] for token in _IMAGE_PLACEHOLDERS if token in known_tokens)
+    return next(ids, None)
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
@@ -61,7 +61,7 @@ def decoded(tokenizer: Any, ids: Sequence[int]) -> str:
 class ChatTokens:
     """Converts messages to prompt ids, and new messages to bridge ids, with a tokenizer and its chat template.
 
-    A system message after the first message is written as a user's if the template has no place for it.
+    A system message after the first message gets the role user if the template has no place for it.
     ``template_options`` are passed to the template (``enable_thinking``, for example).
 
     Raises:
@@ -144,7 +144,7 @@ class ChatTokens:
 
     def length_before_vision(self, output_ids: Sequence[int]) -> int:
         """Returns the number of sampled ids before the first vision token; no reply may contain one."""
-        return next((at for at, token in enumerate(output_ids) if token in self.vision_ids), len(output_ids))
+        return next((index for index, token in enumerate(output_ids) if token in self.vision_ids), len(output_ids))
 
     def text(self, output_ids: Sequence[int]) -> str:
         """Returns the text of a sampled turn without its end-of-turn token; other special tokens are included."""
@@ -175,15 +175,15 @@ class ChatTokens:
         """Renders ``messages`` after a dummy exchange and returns the text after the dummy's answer."""
         dummy = [{"role": "user", "content": "task"}, {"role": "assistant", "content": _SENTINEL}, *messages]
         # Split at the first occurrence: the messages that follow may contain the sentinel, too.
-        _, found, after = self._render(dummy).partition(_SENTINEL)
-        if not found:
+        _, sentinel, after = self._render(dummy).partition(_SENTINEL)
+        if not sentinel:
             raise ConfigError("the chat template leaves out the text of an assistant turn")
         return after
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         if any(message["role"] == "system" for message in messages[1:]) and not self._writes_late_system_messages:
-            rest = ({**one, "role": "user"} if one["role"] == "system" else one for one in messages[1:])
-            messages = [messages[0], *rest]
+            first, *later = messages
+            messages = [first, *({**each, "role": "user"} if each["role"] == "system" else each for each in later)]
         return self._rendered(messages, tools)
 
     @cached_property

@@ -130,7 +130,7 @@ def _client_error(
 
 
 def _error_class(code: str, status: int) -> type[errors.RolloutBufferError]:
-    # A subclass without a code of its own, as programs may define one, is not the class of the code that it inherits.
+    # A program may define a subclass without a code of its own: it does not stand for the code that it inherits.
     by_code = {kind.code: kind for kind in _with_subclasses(errors.RolloutBufferError) if "code" in vars(kind)}
     if code in by_code:
         return by_code[code]
@@ -269,7 +269,7 @@ class AsyncRolloutBufferClient:
         ``weight_version`` is the trainer's newest, to which the lag of samples is relative.
         """
         if dummies is None and lease_s is None:
-            dummies = True  # the server's default without a lease is for callers that do not know remove_sample
+            dummies = True  # without a lease the server leaves them out, for callers that ignore remove_sample
         options = {
             "job_id": job_id,
             "max_groups": max_groups,

@@ -89,12 +89,12 @@ class Extension:
 
 
 def installed(group: Group) -> Mapping[str, Extension]:
-    """Returns the entry points of a group by name; equal names are resolved in the order of packages."""
-    found = {}
+    """Returns the entry points of a group by name; of equal names, that of the first package in alphabetical order."""
+    extensions = {}
     for point in importlib.metadata.entry_points(group=group.value):
         package = "?" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-        found[package, point.name] = Extension(group=group, name=point.name, target=point.value, package=package)
-    return {name: found[package, name] for package, name in sorted(found, reverse=True)}
+        extensions[package, point.name] = Extension(group=group, name=point.name, target=point.value, package=package)
+    return {name: extensions[package, name] for package, name in sorted(extensions, reverse=True)}
 
 
 def load(group: Group, name: str) -> Any:

@@ -41,7 +41,8 @@ def check_access(environ: Mapping[str, Any], token: str | None, now: float) -> b
 
     Raises:
         UnauthorizedError: the request has neither.
-        ForbiddenError: the request may change something, and a browser sent it for a page of another site.
+        ForbiddenError: the request may change something, and a browser sent it for a page of another site, or it has
+            the cookie and no ``Origin``.
     """
     if token is not None and has_bearer(environ.get("HTTP_AUTHORIZATION"), token):
         return True
@@ -91,10 +92,9 @@ def check_bearer(authorization: str | None, *tokens: str | None) -> None:
 
 def why_unauthorized(authorization: str | None) -> str:
     """Returns a sentence on what is wrong with an ``Authorization`` header."""
-    scheme, _, given = (authorization or "").partition(" ")
-    if not scheme:
+    if not authorization:
         return "no token was sent: send Bearer TOKEN in the header Authorization (clients read ROLLOUT_BUFFER_TOKEN)"
-    if scheme.lower() != "bearer" or not given.strip():
+    if not bearer_of(authorization):
         return "the Authorization header must say Bearer TOKEN"
     return "the token is not this server's: send the first line of its --token-file"
 
@@ -155,7 +155,7 @@ def check_host(given: str | None, allowed: Collection[str]) -> None:
     name = _without_port(given.strip().lower())
     if name == "localhost" or name.endswith(".localhost") or _is_loopback(name):
         return
-    if name not in {each.lower() for each in allowed}:
+    if name not in {host.lower() for host in allowed}:
         raise ForbiddenError(
             f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
             "--allowed-host NAME or --token-file FILE"

@@ -1,5 +1,4 @@
-"""How an aiohttp application is served: for the time of a context, or by a process until a signal ends it; and how it
-reads the body of a request."""
+"""Serves aiohttp applications, for the time of a context or until a signal, and reads the bodies of their requests."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ BACKLOG = 4096
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Listens on an address, on each of its interfaces; processes that inherit the sockets share its connections.
+    """Listens on each IP address of a host; processes that inherit the sockets share the connections.
 
     Raises:
-        ConfigError: the address cannot be listened on; the port is taken, for instance.
+        ConfigError: an address cannot be listened on; the port is taken, for instance.
     """
     sockets: list[socket.socket] = []
     try:
@@ -36,7 +35,7 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 sockets.append(socket.create_server(address, family=family, backlog=BACKLOG))
             except OSError as error:
-                # A host without IPv6 may still name its IPv6 address; the others suffice.
+                # A host without IPv6 may still have a name with an IPv6 address; the other addresses suffice.
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) or len(addresses) == 1:
                     raise
     except OSError as error:
@@ -47,13 +46,13 @@ def listen(host: str, port: int) -> list[socket.socket]:
 
 
 def socket_addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    """Returns the address families and addresses that listening on a host means.
+    """Returns the (family, address) of each socket that is needed to listen on a host.
 
     Raises:
         OSError: the host has no address.
     """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys((one[0], one[4]) for one in found))
+    infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in infos))
 
 
 def _is_no_malformed_request(record: logging.LogRecord) -> bool:
@@ -119,7 +118,7 @@ async def read_body(request: web.Request, timeout_s: float = 60.0) -> bytes:
     except web.HTTPRequestEntityTooLarge as error:
         raise errors.PayloadTooLargeError(f"the body is larger than {request.client_max_size} bytes") from error
     except (ClientPayloadError, http.HttpProcessingError) as error:
-        raise errors.UnreadableBodyError(f"the body is broken off or no HTTP: {error}; send it again") from error
+        raise errors.UnreadableBodyError(f"the body is incomplete or not valid HTTP: {error}; send it again") from error
 
 
 def serve_until_stopped(

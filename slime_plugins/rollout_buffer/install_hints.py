@@ -55,10 +55,10 @@ def install_lab(extra: str = "", path: Sequence[str] | None = None) -> str:
 
 def _install(distribution: str, folder: str, extras: str, path: Sequence[str] | None) -> str:
     """Returns the command for the distribution in ``folder`` of this repository."""
-    found = _find(OUR_DISTRIBUTION, list(sys.path if path is None else path))
-    if found is None:
+    ours = _find(OUR_DISTRIBUTION, list(sys.path if path is None else path))
+    if ours is None:
         return f"pip install '{folder}{extras}' in a checkout of this project"
-    origin = json.loads(found.read_text("direct_url.json") or "{}")
+    origin = json.loads(ours.read_text("direct_url.json") or "{}")
     address = urlsplit(str(origin.get("url", "")))
     if address.scheme != "file":
         return f"pip install {shlex.quote(distribution + extras)}"
@@ -67,8 +67,8 @@ def _install(distribution: str, folder: str, extras: str, path: Sequence[str] | 
 
 
 def _distribution(name: str, folders: list[str]) -> str | None:
-    found = _find(name, folders)
-    return None if found is None else str(found.locate_file(""))
+    distribution = _find(name, folders)
+    return None if distribution is None else str(distribution.locate_file(""))
 
 
 def _find(name: str, folders: list[str]) -> importlib.metadata.Distribution | None:

@@ -20,6 +20,7 @@ def json_object(
 
     Raises:
         InvalidPayloadError: it is not a JSON object, or is nested more than ``max_nesting`` levels deep.
+        MemoryError: there is not enough memory to parse it.
     """
     if not content.strip():
         return {}
@@ -27,7 +28,7 @@ def json_object(
         may_have_nan = with_nan and (b"NaN" in content or b"Infinity" in content)
         body = json.loads(content) if may_have_nan else orjson.loads(content)
     except (ValueError, RecursionError) as error:
-        # orjson says "failed to allocate memory" of many brackets that are never closed: that is invalid JSON.
+        # "Failed to allocate memory" is another error of orjson: many brackets are never closed, which is invalid JSON.
         if "Not enough memory" in str(error):
             raise MemoryError(str(error)) from error
         raise InvalidPayloadError(f"the body is not valid JSON: {error}") from error

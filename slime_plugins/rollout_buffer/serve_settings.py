@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8889
 MAX_TURN_BYTES = 64 * 1024 * 1024
-"""Default limit of a body with a turn: a request to the gateway or to a rollout server, or the trainer's reply."""
+"""Default limit of a body with a turn: a request to the gateway or a rollout server, or a trainer's reply to one."""
 SETTINGS_VARIABLE = "ROLLOUT_BUFFER_SERVE_SETTINGS"
 """Environment variable that passes ``ServeSettings`` to the server's processes, as JSON."""
 
@@ -150,10 +150,10 @@ def build_serve_settings(**values: object) -> ServeSettings:
 
 
 def build_settings(kind: type[Settings], values: Mapping[str, object]) -> Settings:
-    """Builds the settings of a server, and reads its ``token_file``, if it has one, once.
+    """Builds the settings of a server, and checks its ``token_file``, if it has one.
 
     Raises:
-        ConfigError: one message for each invalid setting, or the token file holds no token.
+        ConfigError: a setting is invalid (the message names each), or as ``read_token``.
     """
     try:
         settings = kind.model_validate(values)
@@ -165,7 +165,7 @@ def build_settings(kind: type[Settings], values: Mapping[str, object]) -> Settin
 
 
 def why_exposed(host: str, token_file: Path | None) -> str:
-    """Returns an error if other machines can reach ``host`` and there is no token; else an empty text."""
+    """Returns an error message if other machines can reach ``host`` and there is no token; else an empty text."""
     if token_file is not None or is_loopback(host):
         return ""
     return (
@@ -188,7 +188,7 @@ def read_token(path: Path) -> str:
     """Returns the token in a file.
 
     Raises:
-        ConfigError: the file cannot be read, or its first line is shorter than 16 characters.
+        ConfigError: the file cannot be read, or its first line has fewer than 16 characters or not only ASCII.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -204,12 +204,12 @@ def read_token(path: Path) -> str:
 
 def generator_files(folders: Iterable[Path]) -> dict[str, str]:
     """Returns the Python files in the folders of ``--generator-dir``, each with its times and size as a text."""
-    found = {}
+    states = {}
     for path in (path for folder in folders for path in folder.glob("*.py")):
         with contextlib.suppress(OSError):  # it was deleted a moment ago
             state = path.stat()
-            found[str(path)] = f"{state.st_mtime_ns} {state.st_ctime_ns} {state.st_size}"
-    return found
+            states[str(path)] = f"{state.st_mtime_ns} {state.st_ctime_ns} {state.st_size}"
+    return states
 
 
 def token_from_environment() -> str | None:
@@ -219,15 +219,15 @@ def token_from_environment() -> str | None:
 
 def validation_messages(error: ValidationError, known: Iterable[str] = ()) -> list[str]:
     """Converts pydantic's errors to messages that start with the field's name; ``known`` are the valid fields."""
-    found = []
+    messages = []
     for entry in error.errors():
-        # pydantic names each kind of a union by its validator: num_process is a number or "auto"
+        # In a union (num_process: a number or "auto") pydantic's path also has the names of its validators.
         path = [str(part)[:100] for part in entry["loc"] if not str(part).startswith(("function-", "literal["))]
         where = ".".join(path) or "the request"
         if entry["type"] == "extra_forbidden":
             near = difflib.get_close_matches(where, list(known), n=1)
-            found.append(f"{where} is not known{f'; did you mean {near[0]}?' if near else ''}")
+            messages.append(f"{where} is not known{f'; did you mean {near[0]}?' if near else ''}")
             continue
         message = entry["msg"].removeprefix("Value error, ")
-        found.append(f"{where}: {message}" if entry["loc"] else message)
-    return found
+        messages.append(f"{where}: {message}" if entry["loc"] else message)
+    return messages

@@ -39,7 +39,7 @@ def load_yaml(text: str, name: str) -> tuple[Any, yaml.Node | None]:
 def _count_values(node: yaml.Node, counts: dict[int, int], name: str) -> int:
     """Returns the number of values of a node with aliases expanded; ``counts`` caches the number by node."""
     if id(node) not in counts:
-        # Found by an alias inside of this node to the node itself, which would repeat without end: too many values.
+        # For an alias inside this node to the node itself: such a node repeats without end, and counts as too large.
         counts[id(node)] = 2 * MAX_ALIASED_VALUES
         counts[id(node)] = 1 + sum(_count_values(inner, counts, name) for inner in _inner_nodes(node, name))
     return counts[id(node)]

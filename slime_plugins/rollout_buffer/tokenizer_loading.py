@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.errors import ConfigError
 
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 UNKNOWN_PADDING: Final = 8192
-"""The padding of a vocabulary that is assumed if it is unknown. Engines may sample the ids of the padding."""
+"""Number of padding ids that is assumed if it is unknown. Engines may sample the ids of the padding."""
 HUB_TIMEOUT_S: Final = 5.0
 """Timeout of the check whether the model hub has a file. Libraries retry for most of a minute, for each file."""
 _OFFLINE: Final = "the hub is offline here (HF_HUB_OFFLINE), and the cache does not have it"
@@ -83,7 +83,7 @@ def _is_cached(name: str) -> bool:
 
 
 def _trouble_of_asking(name: str, revision: str | None) -> str:
-    """Asks the hub for a name, in a thread because resolving the host has no timeout."""
+    """As ``_ask``, within ``HUB_TIMEOUT_S``: in a thread, because resolving the hub's host has no timeout."""
     replies: list[str] = []
     asking = threading.Thread(target=lambda: replies.append(_ask(name, revision)), name="model hub", daemon=True)
     asking.start()
@@ -92,6 +92,7 @@ def _trouble_of_asking(name: str, revision: str | None) -> str:
 
 
 def _ask(name: str, revision: str | None) -> str:
+    """Returns why a name cannot be loaded from the model hub; empty if it can be loaded."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 
@@ -126,7 +127,7 @@ def vocabulary_size(path: str | Path | None, tokenizer: Sized | None = None) -> 
 
 @functools.lru_cache(maxsize=64)
 def _size_by_files(config: Path, tokenizer: Path, _changed: tuple[int | None, ...]) -> int | None:
-    """Cached by modification times: a tokenizer's file has megabytes."""
+    """As ``vocabulary_size``. Cached by modification times: reading megabytes of a tokenizer's file takes long."""
     configured = _size_in_config(_json(config))
     if configured is not None:
         return configured

@@ -39,7 +39,7 @@ async def test_a_port_that_is_taken_is_a_configuration_error_with_its_address() 
 
 @pytest.mark.parametrize(
     ("broken", "sentence"),
-    [(None, "did not arrive within 0 s"), (aiohttp.ClientPayloadError("not enough data"), "broken off")],
+    [(None, "did not arrive within 0 s"), (aiohttp.ClientPayloadError("not enough data"), "incomplete")],
 )
 async def test_a_body_that_does_not_come_whole_is_the_requests_fault(broken: Exception | None, sentence: str) -> None:
     body = StreamReader(Mock(), limit=100)

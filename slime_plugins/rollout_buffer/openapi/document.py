@@ -75,9 +75,9 @@ def _query_parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
     """Inlines references in a parameter's schema."""
     if isinstance(schema, dict) and "$ref" in schema:
-        found = _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
+        referenced = _resolved(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
         return {
-            **{key: value for key, value in found.items() if key not in ("title", "description")},
+            **{key: value for key, value in referenced.items() if key not in ("title", "description")},
             **{key: value for key, value in schema.items() if key != "$ref"},
         }
     if isinstance(schema, dict):
@@ -89,11 +89,11 @@ def _resolved(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     """Removes null from the schema of a query parameter, which is left out instead."""
-    kept = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
+    options = [option for option in schema.get("anyOf", []) if option != {"type": "null"}]
     rest = {key: value for key, value in schema.items() if key != "anyOf" and not (key == "default" and value is None)}
-    if len(kept) == 1:
-        return {**kept[0], **rest}
-    return {**rest, "anyOf": kept} if kept else rest
+    if len(options) == 1:
+        return {**options[0], **rest}
+    return {**rest, "anyOf": options} if options else rest
 
 
 def _body_schema(body: type[BaseModel] | Schema, schemas: dict[str, Any]) -> Schema:

@@ -18,9 +18,10 @@ ERRORS: Mapping[int, str] = {
     403: "A page of another site made a browser send it, or the server does not answer for that host.",
     404: "There is no such thing.",
     409: "The request contradicts what is stored, or names too little to choose by.",
-    413: "The body, or the list in it, is larger than the server takes.",
+    413: "The body, or the list in it, is too large.",
     415: "The body is compressed; send it as it is.",
     422: "The job does not take what was sent; the message says why.",
+    500: "`damaged`: stored bytes are missing or wrong. `internal`: a defect.",
     503: "Cannot be done now; the same request may succeed after Retry-After.",
     507: "The disk is full. What was acknowledged is safe.",
 }
@@ -69,16 +70,16 @@ class Operation:
     @property
     def statuses(self) -> set[int]:
         """All error statuses of the route."""
-        found = {403, *self.errors}
+        statuses = {403, *self.errors}
         if self.body is not None:
-            found |= {400, 413, 415}
+            statuses |= {400, 413, 415}
         if self.query is not None:
-            found.add(400)
+            statuses.add(400)
         if "{" in self.path and self.method != "put":
-            found.add(404)
+            statuses.add(404)
         if self.needs_token:
-            found |= {401, 503} if self.method == "get" else {401, 503, 507}
-        return found
+            statuses |= {401, 503} if self.method == "get" else {401, 503, 507}
+        return statuses
 
 
 def text(**more: Any) -> Schema:

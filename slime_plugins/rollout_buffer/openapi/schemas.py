@@ -34,15 +34,15 @@ def _schemas() -> dict[str, Schema]:
 
 def _reply_types() -> dict[str, Any]:
     """Returns every reply, and every record in one, by name; pydantic describes their fields by the docstrings."""
-    found: dict[str, Any] = {
+    kinds: dict[str, Any] = {
         name: kind
         for module in REPLIES
         for name, kind in inspect.getmembers(module, inspect.isclass)
         if is_typeddict(kind) or is_dataclass(kind)
     }
-    for kind in found.values():
+    for kind in kinds.values():
         kind.__pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
-    return found
+    return kinds
 
 
 def _describe_inherited(name: str, kind: Any, definitions: dict[str, Schema]) -> None:
@@ -64,21 +64,22 @@ def _readable(schema: Any, enums: Mapping[str, Schema]) -> Any:
     if name in enums:
         described = {key: value for key, value in schema.items() if key == "description"}
         return {"type": "string", "enum": enums[name]["enum"], **described}
-    found = {key: _readable(value, enums) for key, value in schema.items() if not (key == "title" and value != {})}
-    if found.get("default", ...) is None:
-        del found["default"]
-    if isinstance(found.get("description"), str):
-        found["description"] = " ".join(found["description"].split())
-    options = found.get("anyOf", [])
+    is_titled = isinstance(schema.get("title"), str)  # else ``title`` is the name of a property
+    readable = {key: _readable(value, enums) for key, value in schema.items() if not (key == "title" and is_titled)}
+    if readable.get("default", ...) is None:
+        del readable["default"]
+    if isinstance(readable.get("description"), str):
+        readable["description"] = " ".join(readable["description"].split())
+    options = readable.get("anyOf", [])
     if (
         len(options) == 2
         and options[1] == {"type": "null"}
         and isinstance(options[0].get("type"), str)
         and "enum" not in options[0]
     ):
-        rest = {key: value for key, value in found.items() if key != "anyOf"}
+        rest = {key: value for key, value in readable.items() if key != "anyOf"}
         return {**options[0], **rest, "type": [options[0]["type"], "null"]}
-    return found
+    return readable
 
 
 COMPONENTS: Mapping[str, Schema] = {**_schemas(), "WriteBody": {"anyOf": [ref("ItemOfJob"), ref("ItemsOfJob")]}}

@@ -51,8 +51,8 @@ OWN_ROUTES = {
     "/get_rollout_data": ("POST",),
     "/health": ("GET", "HEAD"),
 }
-"""Routes answered without Flask, by method. Flask answers all others, also ``GET /jobs/ID/buffer/write``, in
-which ``ID/buffer/write`` may be the id of a job."""
+"""Routes answered without Flask, by method. Flask answers all others, also ``GET /jobs/ID/buffer/write``, where it
+takes ``ID/buffer/write`` for the id of a job."""
 DATA_THREADS = 4
 SMALL_BODY = 64 * 1024
 """Largest body, in bytes, of a request without a token."""

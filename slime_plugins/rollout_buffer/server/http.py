@@ -168,7 +168,7 @@ def as_json(body: Any) -> bytes:
 
 
 def check_before_route() -> None:
-    """Checks each request; see ``check_request``."""
+    """Checks each request; see ``check_request``. ``asgi`` has checked it, too, before it received the body."""
     check_request(the_context(), request.environ)
 
 

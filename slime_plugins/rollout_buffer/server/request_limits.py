@@ -121,7 +121,7 @@ class RequestLimits:
 
 
 def declared_size(scope: Scope) -> int | None:
-    """Returns the body size of the head; None for a chunked body."""
+    """Returns the size of the body that the head declares; None for a chunked body."""
     headers = dict(scope["headers"])
     if b"transfer-encoding" in headers:
         return None

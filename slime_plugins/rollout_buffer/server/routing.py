@@ -58,6 +58,7 @@ class Routes:
         method, path = route.split(" ")
         as_reply = json_or_unchanged if about.pop("revalidated", False) else json_reply
         kinds = dict(_requests_of(function))
+        takes_body = bool(kinds) and method != "GET"
         described: dict[str, Any] = {"query" if method == "GET" else "body": kind for kind in kinds.values()}
         if (reply := get_type_hints(function)["return"]) is not Response:
             described["reply"] = reply
@@ -69,9 +70,9 @@ class Routes:
 
         @functools.wraps(function)
         def view(**parameters: Any) -> Response:
-            given = request.args.to_dict() if method == "GET" else read_body() if kinds else {}
-            found = function(**parameters, **{name: parse(kind, given) for name, kind in kinds.items()})
-            return found if isinstance(found, Response) else as_reply(found)
+            fields = read_body() if takes_body else request.args.to_dict()
+            result = function(**parameters, **{name: parse(kind, fields) for name, kind in kinds.items()})
+            return result if isinstance(result, Response) else as_reply(result)
 
         rule = re.sub(r"{(\w+)}", lambda match: f"<{CONVERTERS.get(match[1], '')}{match[1]}>", path)
         self.blueprint.add_url_rule(rule, view_func=view, methods=[method])

@@ -40,8 +40,7 @@ def read_supervisor_state(context: ServerContext) -> SupervisorState:
         return SupervisorState(alive=False, serving=False, reason=_silence_reason(age_s), catalog=catalog)
     reason = detail.get("starting") or problem or detail.get("reason")
     if stored is None and reason is None:
-        reason = "the supervisor is starting"
-        return SupervisorState(alive=True, serving=False, reason=reason, catalog=catalog)
+        return SupervisorState(alive=True, serving=False, reason="the supervisor is starting", catalog=catalog)
     return SupervisorState(alive=True, serving="starting" not in detail, reason=reason, catalog=catalog)
 
 

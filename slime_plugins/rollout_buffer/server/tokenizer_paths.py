@@ -23,7 +23,7 @@ def check_tokenizer(named: str, roots: Sequence[Path], allowed: Sequence[str]) -
     if named in allowed and not _is_path(named):
         _check_hub_name(named)
         return
-    folders = [Path(one).expanduser().resolve() for one in allowed if _is_path(one)]
+    folders = [Path(name).expanduser().resolve() for name in allowed if _is_path(name)]
     try:
         folder = Path(named).expanduser().resolve()
         inside = folder == DEMO_TOKENIZER_PATH or any(folder.is_relative_to(root) for root in (*roots, *folders))

@@ -41,7 +41,7 @@ BATCH_BYTES = 512 * 1024
 
 Result = TypeVar("Result", covariant=True)
 _Wanted = tuple[int, DeliveredMember, BlobRef | None]
-"""(key of the job, member, ref of its payload); None if no pack has the payload."""
+"""(key of the job, member, ref of its payload, which is None if no pack has the payload)."""
 _Read = tuple[int, DeliveredMember, bytes | DamagedError]
 """(key of the job, member, payload or why it cannot be read)."""
 _Finished = tuple[int, DeliveredMember, Pieces | DamagedError]

@@ -113,7 +113,7 @@ def _item(member: Member, body: bytes) -> dict[str, Any]:
 
 
 def _meta_info(functions: GroupFunctions, members: Members) -> str | None:
-    """Returns the generator's statistics of a group as JSON; None if it has none or they raise."""
+    """Returns the generator's statistics of a group as JSON; None if it has no function for them, or this raises."""
     if functions.get_group_data_meta_info is None:
         return None
     try:

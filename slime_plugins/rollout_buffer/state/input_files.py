@@ -22,7 +22,8 @@ def read_instances(input_file: str, data_roots: Sequence[Path]) -> list[Instance
     """Returns the instances of a file under one of the data roots, in file order.
 
     Raises:
-        InputFileError: the file is outside the roots, unreadable or empty, or a line has no valid ``instance_id``.
+        InputFileError: the file is outside the roots, unreadable or empty, or a line has no valid ``instance_id`` or
+            repeats one.
     """
     path_text, wanted = split_slice(input_file)
     path = _resolve_under(path_text, data_roots)

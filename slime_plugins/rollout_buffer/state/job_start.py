@@ -115,7 +115,8 @@ def decide_start(connection: Connection, payload: StartPayload) -> Start:
     """Returns the action of a payload, and its job.
 
     Raises:
-        ConflictError: the job has other settings, or the start is a repetition and its job was superseded.
+        ConflictError: the job has other settings, a trainer's task type or group size differs from that of the job that
+            writers have filled, or the start is a repetition and its job was superseded.
     """
     repeated = _job_of_same_start(connection, payload)
     if repeated is not None:
@@ -270,7 +271,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
         }
     job_rows.update_job(connection, job.key, **changes)
     if job.state is JobState.FAILED:
-        _open_failed_groups(connection, now, job, settings)
+        _reopen_groups(connection, now, job.key, settings, group_rows.failed_groups(connection, job.key))
     job_rows.begin_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None:
         _apply_skip_list(connection, now, job, [str(entry) for entry in payload.skip_instance_ids])
@@ -291,17 +292,9 @@ def _apply_skip_list(connection: Connection, now: float, job: JobRecord, skip_in
     skip_planned(connection, job.key, resumption.not_used)
     delivery_rows.unskip_groups(connection, payload_rows.groups_with_payloads(connection, resumption.not_skipped))
     reopen_finished_job(connection, now, job.key)
-    # Groups in the skip list are delivered, even if their acknowledgement was lost.
+    # What is still leased is in the skip list, too: it was consumed, and its acknowledgement was lost.
     delivery_rows.set_groups(connection, resumption.consumed, GroupState.DELIVERED, IN_SKIP_LIST)
     group_rows.move_groups(connection, job.key, GroupState.LEASED, GroupState.DELIVERED, IN_SKIP_LIST)
-
-
-def _open_failed_groups(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Reopens failed groups; the skip list is applied afterwards."""
-    failed = group_rows.failed_groups(connection, job.key)
-    group_rows.reopen_groups(connection, failed, now)
-    reward_sum_rows.report_again(connection, failed)
-    _allow_more_attempts(connection, job.key, settings)
 
 
 def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
@@ -310,14 +303,16 @@ def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings
     for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
         if delivery is not None:
             delivery_rows.dissolve_delivery(connection, delivery)
-    group_rows.reopen_groups(connection, [group.key for group in short], now)
-    reward_sum_rows.report_again(connection, [group.key for group in short])
-    _allow_more_attempts(connection, job.key, settings)
+    _reopen_groups(connection, now, job.key, settings, [group.key for group in short])
     reopen_finished_job(connection, now, job.key)
 
 
-def _allow_more_attempts(connection: Connection, job_key: int, settings: dict[str, Any]) -> None:
-    """Raises ``max_attempts`` by the largest number of failed attempts of an open slot."""
+def _reopen_groups(
+    connection: Connection, now: float, job_key: int, settings: dict[str, Any], group_keys: list[int]
+) -> None:
+    """Reopens groups, and raises ``max_attempts`` by the largest number of failed attempts of an open slot."""
+    group_rows.reopen_groups(connection, group_keys, now)
+    reward_sum_rows.report_again(connection, group_keys)
     spent = attempt_rows.max_failures_of_a_slot(connection, job_key)
     limit = min(spent + settings["max_attempts"], MAX_ATTEMPTS)
     job_rows.update_job(connection, job_key, settings=json.dumps({**settings, "max_attempts": limit}))

@@ -88,7 +88,7 @@ def _size(folder: Path, number: int) -> int:
 
 
 def _mark_damaged(store: Store, short_packs: dict[int, int], report: RecoveryReport) -> None:
-    """Marks trajectories whose record is beyond the end of its pack; reports them and such images.
+    """Marks trajectories whose record is beyond the end of its pack; reports these, and images of the same kind.
 
     ``short_packs`` has the sizes of the packs that end too early.
     """

@@ -165,7 +165,7 @@ def _admission_state(
 
 
 def stuck_weights_of(connection: Connection, now: float, job: JobRecord) -> StuckWeights | None:
-    """Returns whose weight version does not change while the job is trained; None if both versions change."""
+    """Returns whose weight version (engine, trainer) does not change while the job is trained; None if both change."""
     if job.settings.evaluation:
         return None
     deliveries = staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0)
@@ -180,12 +180,12 @@ def _versions_seen(connection: Connection, now: float, job: JobRecord) -> list[V
     """Returns the weight versions of the trainer's present run, oldest first, as its deliveries show them."""
     seen: list[VersionSeen] = []
     for delivery in staleness_rows.newest_deliveries(connection, job.key, job.run_began_at or 0.0):
-        at, version, groups = delivery.delivered_at, delivery.version, delivery.group_count
+        delivered_at, version, groups = delivery.delivered_at, delivery.version, delivery.group_count
         if seen and version <= seen[-1].version:
-            seen[-1] = replace(seen[-1], last_taken_at=at, groups=seen[-1].groups + groups)
+            seen[-1] = replace(seen[-1], last_taken_at=delivered_at, groups=seen[-1].groups + groups)
         else:
-            since = at - delivery.waited_s
-            seen.append(VersionSeen(version=version, since=since, last_taken_at=at, groups=groups))
+            since = delivered_at - delivery.waited_s
+            seen.append(VersionSeen(version=version, since=since, last_taken_at=delivered_at, groups=groups))
     newest = job.weight_version
     if newest is not None and seen and newest > seen[-1].version:
         since = now if job.waiting_since is None else job.waiting_since

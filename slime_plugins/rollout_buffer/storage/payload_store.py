@@ -32,7 +32,7 @@ ALONGSIDE_BODY_BYTES = 2 * 1024
 """Payloads larger than this go into the pack if their screenshots are written to it anyway."""
 _URI_HEADS = {
     media_type: f"data:{media_type or 'application/octet-stream'};base64,".encode("ascii")
-    for media_type in (None, "image/png", "image/jpeg", "image/webp")
+    for media_type in (None, "image/png", "image/jpeg", "image/webp", wire.RECORDS_TYPE)
 }
 
 

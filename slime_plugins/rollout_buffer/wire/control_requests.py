@@ -13,7 +13,7 @@ class DrainPayload(Body):
     """The body of ``drain``."""
 
     stop: bool = False
-    """True gives running attempts up, to play them again after `resume`; false waits for their end."""
+    """True gives running attempts up, to play them again after `resume`; false lets them end by themselves."""
 
 
 class SignInPayload(Body):

@@ -75,7 +75,7 @@ def decode_data_uri(uri: str, where: str = "image") -> Image:
         raise InvalidPayloadError(f"{where}: the inline image is not valid base64 ({error})") from error
     media_type = image_media_type(data)
     if media_type is None or media_type != match.group(1):
-        raise InvalidPayloadError(f"{where}: the inline image says {match.group(1)} but holds {media_type}")
+        raise InvalidPayloadError(f"{where}: the inline image says {match[1]} but holds {media_type or 'other bytes'}")
     return Image(data=data, media_type=media_type)
 
 

@@ -161,7 +161,7 @@ class JobExplanation(TypedDict):
     explanation: list[Explanation]
     """Explanations of its progress or standstill, most severe first."""
     weight_version: int | None
-    """The newest weight version of any trajectory."""
+    """The newest weight version of the trainer's present run."""
     trainer_run: int
     """Number of the trainer's run; weight versions are ordered within a run."""
     running_attempts: int
@@ -225,9 +225,9 @@ class MeasuredColumns(TypedDict):
     behind_max: list[float | None]
     """Weight versions behind, at most."""
     turns: list[float | None]
-    """Number of turns; null if unknown."""
+    """Mean number of turns of an episode; null if unknown."""
     sampled_tokens: list[float | None]
-    """Number of sampled tokens; null if unknown."""
+    """Mean number of sampled tokens of an episode; null if unknown."""
     generating: list[float | None]
     """Episodes that waited for the engine, on average."""
     playing: list[float | None]
@@ -259,10 +259,10 @@ class Series(TypedDict):
 
 
 class SignedIn(TypedDict):
-    """Result of signing in."""
+    """Result of signing in or out."""
 
     signed_in: bool
-    """True if the token was right."""
+    """True after signing in, false after signing out."""
 
 
 class Health(TypedDict):

@@ -117,11 +117,11 @@ class JobSettings(BaseModel):
     max_groups_ahead: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ahead
     """New groups wait while this many are played, ready or leased. None is unlimited."""
     max_groups_ready: Annotated[Count, Field(ge=1, le=MAX_COUNT)] | None = DEFAULTS.max_groups_ready
-    """New groups wait while this many are ready. None is unlimited; slime's trainer sends the groups of a rollout."""
+    """New groups wait while this many are ready. None is unlimited; slime's trainer sets the groups of one rollout."""
     max_weight_version_lag: Annotated[Count, Field(ge=0)] | None = DEFAULTS.max_weight_version_lag
     """A group is stale if a member was sampled by weights more than this many versions behind. None is unlimited."""
     staleness_policy: Literal["admit", "drop", "flag"] | None = DEFAULTS.staleness_policy
-    """How the lag is limited: later starts, `drop`, or only a `flag`. Default: `admit` for played jobs, else `drop`."""
+    """`admit` delays groups, `drop` filters, `flag` marks stale ones. Default: `admit` for played jobs, else `drop`."""
     pause_when_idle_s: Annotated[Number, Field(gt=0)] | None = DEFAULTS.pause_when_idle_s
     """A job with undelivered groups is paused after this time without a poll; the next poll resumes it. None: never."""
 

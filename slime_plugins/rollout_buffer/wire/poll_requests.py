@@ -28,7 +28,7 @@ class PollPayload(Body):
     ack: Annotated[list[Identifier], Field(max_length=10_000)] = Field(default=[])
     """Deliveries to acknowledge before groups are taken."""
     consumer_id: Identifier | None = None
-    """Id of the client, given with `poll_id`; polls may overlap."""
+    """Id of the client, given with `poll_id`; its polls may overlap."""
     poll_id: Identifier | None = None
     """Id of this poll: a repeated (`consumer_id`, `poll_id`) gets the same delivery."""
     images: Literal["inline", "hash"] = "inline"

@@ -75,18 +75,18 @@ def _checked_lines(value: Any) -> list[dict[str, Any]]:
     """Checks line by line, so that other threads run in between; pydantic would hold the GIL for all lines."""
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INLINE_INSTANCES:
         raise ValueError(f"must be a list of 1 to {MAX_INLINE_INSTANCES} objects")
-    for at, line in enumerate(value):
+    for index, line in enumerate(value):
         if not isinstance(line, dict):
-            raise ValueError(f"entry {at} must be an object")
+            raise ValueError(f"entry {index} must be an object")
     return value
 
 
 def _checked_skip_list(value: Any) -> list[str | int]:
     if not isinstance(value, list) or len(value) > MAX_SKIPPED:
         raise ValueError(f"must be a list of up to {MAX_SKIPPED} ids")
-    for at, entry in enumerate(value):
+    for index, entry in enumerate(value):
         if not isinstance(entry, str) and type(entry) is not int:
-            raise ValueError(f"entry {at} must be a string or an integer")
+            raise ValueError(f"entry {index} must be a string or an integer")
     return value
 
 
@@ -117,7 +117,7 @@ class StartPayload(JobSettings):
     job_id: JobName | None = None
     """Id of the job. Default: that of an open or failed job of this payload, else new."""
     fresh: bool = False
-    """Starts a new job; a job of this id is cancelled and renamed. A trainer takes over a job that waits for one."""
+    """Starts a new job; a job of this id is cancelled and renamed, unless a trainer takes it over from its writers."""
     start_id: Identifier | None = None
     """Id of this start; a repetition changes nothing, even with ``fresh``."""
     retry_given_up: bool = False
@@ -226,12 +226,12 @@ class StartPayload(JobSettings):
         content = {key: value for key, value in content.items() if key not in CHANGEABLE}
         content["group_timeout_seconds"] = 300.0  # a constant, as in the digests of older jobs
         digest = hashlib.sha256()
-        for at, (key, value) in enumerate(sorted(content.items())):
-            digest.update(b"," if at else b"{")
+        for key_index, (key, value) in enumerate(sorted(content.items())):
+            digest.update(b"," if key_index else b"{")
             digest.update(_canonical(key) + b":")
             if key == "instances" and self.instances:
-                for line_at, line in enumerate(self.instances):
-                    digest.update((b"," if line_at else b"[") + _canonical(line))
+                for line_index, line in enumerate(self.instances):
+                    digest.update((b"," if line_index else b"[") + _canonical(line))
                 digest.update(b"]")
             else:
                 digest.update(_canonical(value))

@@ -39,9 +39,9 @@ class ReportedRow(Body):
         _check("clip_share", self.clip_share, 0.0, 1.0)
         for name in ("advantage", "entropy", "loss_share"):
             _check(name, getattr(self, name))
-        for at, value in enumerate(self.log_probs or ()):
+        for index, value in enumerate(self.log_probs or ()):
             if not abs(value) <= MAX_FLOAT32:  # also for NaN; names are built for wrong values only, which saves time
-                _check(f"log_probs[{at}]", value)
+                _check(f"log_probs[{index}]", value)
 
 
 def _check(name: str, value: float | None, low: float = -MAX_FLOAT32, high: float = MAX_FLOAT32) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from slime_plugins.rollout_buffer.openapi.document import openapi_document
 from slime_plugins.rollout_buffer.openapi.schemas import COMPONENTS
 from slime_plugins.rollout_buffer.server.app import OPERATIONS
 from slime_plugins.rollout_buffer.server.asgi import OWN_ROUTES
+from slime_plugins.rollout_buffer.server.http import ServerContext
 from slime_plugins.rollout_buffer.wire import (
     StartReply,
     control_requests,
@@ -30,7 +32,7 @@ from slime_plugins.rollout_buffer.wire import (
     trajectory_replies,
 )
 from slime_plugins.rollout_buffer.wire.request_fields import parse
-from tests.support import written
+from tests.support import PNG_HASH, message_with_image, written
 
 
 def described_routes() -> set[tuple[str, str]]:
@@ -177,3 +179,23 @@ def test_real_replies_are_what_their_types_say(lived_in: FlaskClient, name: str)
     reply = lived_in.get(READS[name])
     assert reply.status_code in (200, 503), reply.get_data()
     hold(name, reply.get_json())
+
+
+def test_the_routes_that_answer_500_for_damaged_bytes_describe_it(client: FlaskClient) -> None:
+    client.post("/start_rollout", json={"task_type": "external", "job_id": "j", "num_repeat_per_sample": 1})
+    assert client.post("/buffer/write", json=written("u", messages=[message_with_image()])).status_code == 200
+    meta_info = client.post("/get_rollout_data", json={}).get_json()["data"]["meta_info"]
+    context: ServerContext = client.application.extensions["rollout_buffer"]
+    for pack in context.buffer.store.packs_dir.iterdir():
+        os.truncate(pack, 0)
+    with context.buffer.store.write() as connection:
+        connection.execute("UPDATE trajectories SET body = X'00', body_place = NULL")
+    names = {"job_id": "j", "uid": "u", "group_index": 1, "delivery_id": meta_info["delivery_id"]}
+    names |= {"sha256": PNG_HASH, "file": "index.html"}
+    paths = {op.path for op in OPERATIONS if op.method == "get"} - OWN_ROUTES.keys()
+    search = {"query_string": {"text": "x"}}
+    replies = {path: client.get(path.format(**names), **(search if path == "/search" else {})) for path in paths}
+    damaged = {path for path, reply in replies.items() if reply.status_code == 500}
+    assert damaged == {operation.path for operation in OPERATIONS if 500 in operation.statuses}
+    assert {replies[path].get_json()["error"]["code"] for path in damaged} == {"damaged"}
+    assert {reply.status_code for path, reply in replies.items() if path not in damaged} == {200}

@@ -73,3 +73,14 @@ def test_records_that_are_no_names_are_refused(buffer: Buffer, records: object) 
     job = start_external(buffer)
     with pytest.raises(InvalidPayloadError, match="records"):
         write(buffer, job, written("a/0", generations=[{**TURN, "records": records}]))
+
+
+def test_records_that_a_message_names_as_an_image_are_delivered_with_their_media_type(client: FlaskClient) -> None:
+    assert client.put(f"/images/{RECORDS.sha256}", data=RECORDS.data).status_code == 201
+    image = {"type": "image_url", "image_url": {"url": f"sha256:{RECORDS.sha256}"}}
+    item = written("a/0", messages=[{"role": "user", "content": [image]}, {"role": "assistant", "content": "done"}])
+    assert client.post("/start_rollout", json={"task_type": "external", "job_id": "j"}).status_code == 200
+    assert client.post("/buffer/write", json=item).status_code == 200
+    reply = client.post("/get_rollout_data", json={}).get_json()
+    (sent,) = reply["data"]["data"][0]["messages"][0]["content"]
+    assert sent["image_url"]["url"].startswith("data:application/x-token-records;base64,")

@@ -9,12 +9,12 @@ from slime_plugins.rollout_buffer.wire.job_replies import Health
 
 def describe_health(context: ServerContext) -> Answer:
     """Returns the health of store and supervisor; needs no token and contains no secret."""
-    seen = read_supervisor_state(context)
+    state = read_supervisor_state(context)
     report = Health(
-        status="ok" if seen.reason is None else "degraded",
-        reason=seen.reason,
-        supervisor="alive" if seen.alive else "not seen",
-        task_types=sorted(seen.catalog.get("task_types", {})) if seen.alive else [],
-        extensions=seen.catalog.get("extensions", []) if seen.alive else [],
+        status="ok" if state.reason is None else "degraded",
+        reason=state.reason,
+        supervisor="alive" if state.alive else "not seen",
+        task_types=sorted(state.catalog.get("task_types", {})) if state.alive else [],
+        extensions=state.catalog.get("extensions", []) if state.alive else [],
     )
-    return Answer(as_json(report), 200 if seen.serving else 503)
+    return Answer(as_json(report), 200 if state.serving else 503)

@@ -20,6 +20,7 @@ routes = Routes("images")
     "/images/{sha256}",
     reply=text(format="binary"),
     content_types=(*IMAGE_TYPES, RECORDS_TYPE, "application/octet-stream"),
+    errors=(500,),
 )
 def get_image(sha256: str) -> Response:
     """Read a screenshot.

@@ -87,17 +87,19 @@ def start_rollout() -> Response:
 
 def _check_task_type(task_type: Any) -> Mapping[str, Any]:
     """Returns the catalog's entry of a task type; refuses an unknown type, and every type without a supervisor."""
-    seen = _when_listed(task_type)
-    if seen.alive and not seen.serving:
-        raise UnavailableError(f"no job can be started yet: {seen.reason}. Try again in a moment")
-    if not seen.serving:
-        raise UnavailableError(f"no supervisor would run this job: {seen.reason}. Is rollout-buffer serve running?")
-    known = seen.catalog.get("task_types", {})
-    if not isinstance(task_type, str) or task_type in known:
-        return known.get(task_type, {}) if isinstance(task_type, str) else {}  # the payload model refuses it
+    state = _when_listed(task_type)
+    if state.alive and not state.serving:
+        raise UnavailableError(f"no job can be started yet: {state.reason}. Try again in a moment")
+    if not state.serving:
+        raise UnavailableError(f"no supervisor would run this job: {state.reason}. Is rollout-buffer serve running?")
+    if not isinstance(task_type, str):
+        return {}  # ``StartPayload`` refuses the payload
+    known: dict[str, Mapping[str, Any]] = state.catalog.get("task_types", {})
+    if task_type in known:
+        return known[task_type]
     if not known:  # the catalog was not read, or not written since the start
-        raise UnavailableError(f"the task types are not known yet: {seen.reason or 'the supervisor is starting'}")
-    broken = seen.catalog.get("broken_generators", {})
+        raise UnavailableError(f"the task types are not known yet: {state.reason or 'the supervisor is starting'}")
+    broken = state.catalog.get("broken_generators", {})
     hint = "".join(f"\n{name} does not load: {reason}" for name, reason in broken.items())
     names = ", ".join(sorted(known))
     near = get_close_matches(task_type, known, n=1, cutoff=0.7)
@@ -109,7 +111,7 @@ def _check_task_type(task_type: Any) -> Mapping[str, Any]:
 
 
 def _when_listed(task_type: Any) -> SupervisorState:
-    """Returns the supervisor's state after it has listed the present files of the task type.
+    """Returns the supervisor's state once it has listed the present generator files, or that of the task type.
 
     Raises:
         UnavailableError: changed files are not listed within ``LISTING_TIMEOUT_S``.
@@ -117,12 +119,13 @@ def _when_listed(task_type: Any) -> SupervisorState:
     context = the_context()
     deadline = time.monotonic() + LISTING_TIMEOUT_S
     while True:
-        seen = read_supervisor_state(context)
-        source = seen.catalog.get("task_types", {}).get(str(task_type), {}).get("source")
-        listed = seen.catalog.get("files", {})
+        state = read_supervisor_state(context)
+        source = state.catalog.get("task_types", {}).get(str(task_type), {}).get("source")
+        listed = state.catalog.get("files", {})
         files = generator_files(context.settings.generator_dirs)
-        if not seen.serving or files == listed or (source is not None and files.get(source) == listed.get(source)):
-            return seen
+        is_listed = files == listed or (source is not None and files.get(source) == listed.get(source))
+        if is_listed or not state.serving:
+            return state
         if time.monotonic() > deadline:
             changed = sorted(Path(file).name for file in files | listed if files.get(file) != listed.get(file))
             raise UnavailableError(
@@ -176,7 +179,7 @@ def _usable_tokenizer(payload: StartPayload) -> tuple[str | None, list[str]]:
     except InvalidPayloadError as error:
         if payload.task_type != EXTERNAL_TASK_TYPE:
             raise
-        return None, [f"the job has no tokenizer, for gateway sessions and the texts of tokens: {error}"]
+        return None, [f"the job has no tokenizer, which gateway sessions and the texts of tokens need: {error}"]
     return path, []
 
 
@@ -215,11 +218,11 @@ def job(job_id: str) -> JobDetails:
     skipped.
     """
     buffer = the_buffer()
-    found = buffer.job(job_id)
+    record = buffer.job(job_id)
     return JobDetails(
-        **describe_job(buffer.store, found),
-        settings=settings_for_display(buffer.store, found),
-        devices=devices_of_job(buffer.store, found.key),
+        **describe_job(buffer.store, record),
+        settings=settings_for_display(buffer.store, record),
+        devices=devices_of_job(buffer.store, record.key),
     )
 
 

@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.wire.poll_requests import PollPayload
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 
 POLL_NOTE_INTERVAL_S = 5.0
+"""The time of a poll is recorded only if the last recorded poll is older: frequent polls write nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +31,8 @@ class Poll:
     acknowledged: Acknowledged | None = None
     delivery: Delivery | None = None
     attended: bool = False
-    """True if a supervisor's heartbeat was stored when the poll began; without it the server is about to stop."""
+    """True if a supervisor's heartbeat was stored when the poll began. A supervisor that stops removes its heartbeat:
+    then the poll is answered at once."""
 
     @property
     def may_wait(self) -> bool:
@@ -90,18 +92,18 @@ def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
     """Returns the message of a poll without groups; if all closed groups were dropped, it says so, with the cause
     of most of them."""
     counted, causes = context.buffer.groups_and_causes(job.key)
-    kept = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
+    deliverable = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
     dropped = {state: counted[state] for state in (GroupState.FILTERED, GroupState.FAILED) if counted[state]}
-    if kept or not dropped:
+    if deliverable or not dropped:
         return "nothing is ready yet"
     states = " and ".join(f"{count} {state.value}" for state, count in dropped.items())
-    most = max((cause for by_cause in causes.values() for cause in by_cause.items()), key=lambda found: found[1])
-    return f"nothing is ready yet: every group that closed was dropped ({states}), most of them because {most[0]}"
+    counted_causes = [entry for by_cause in causes.values() for entry in by_cause.items()]
+    commonest, _ = max(counted_causes, key=lambda entry: entry[1])
+    return f"nothing is ready yet: every group that closed was dropped ({states}), most of them because {commonest}"
 
 
 def _nothing_open(context: ServerContext) -> str:
     last = context.buffer.last_job()
-    ending = (
-        f"; the last, {last.job_id}, is {last.state.value}: {last.cause}" if last is not None and last.cause else ""
-    )
-    return f"no job is open{ending}"
+    if last is None or not last.cause:
+        return "no job is open"
+    return f"no job is open; the last, {last.job_id}, is {last.state.value}: {last.cause}"

@@ -63,17 +63,17 @@ def search(query: SearchQuery) -> SearchPage:
     return the_context().text_search.page(query)
 
 
-@routes.get("/trajectories/{uid}", reply=StoredTrajectory, errors=(409,))
+@routes.get("/trajectories/{uid}", reply=StoredTrajectory, errors=(409, 500))
 def trajectory(uid: str, query: TrajectoryQuery) -> Response:
     """Show a trajectory.
 
     Returns it as it is stored: messages, generations, rewards, timings.
     """
-    found = the_inspection().trajectory(uid, query.job_id)
-    body = found.body if query.generations else without_generations(found.body)
+    stored = the_inspection().trajectory(uid, query.job_id)
+    body = stored.body if query.generations else without_generations(stored.body)
     if query.images == "inline":
         body = the_buffer().with_inline_images(body)
-    return Response(orjson.dumps(found.light)[:-1] + b"," + body[1:], mimetype="application/json")
+    return Response(orjson.dumps(stored.light)[:-1] + b"," + body[1:], mimetype="application/json")
 
 
 @routes.get("/neighbours/{uid}", errors=(409,))
@@ -85,7 +85,7 @@ def neighbours(uid: str, query: NamedTrajectoryQuery) -> Neighbours:
     return the_inspection().neighbours(uid, query.job_id)
 
 
-@routes.get("/token_rows/{uid}", revalidated=True, errors=(409,))
+@routes.get("/token_rows/{uid}", revalidated=True, errors=(409, 500))
 def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
     """Show the tokens of a trajectory.
 
@@ -93,22 +93,22 @@ def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
     is on this host, texts.
     """
     context = the_context()
-    found = the_inspection().trajectory(uid, query.job_id)
-    generations = wire.decode_generations(orjson.loads(found.body).get("generations"))
-    settings = context.buffer.job(found.light["job_id"]).settings
+    stored = the_inspection().trajectory(uid, query.job_id)
+    generations = wire.decode_generations(orjson.loads(stored.body).get("generations"))
+    settings = context.buffer.job(stored.light["job_id"]).settings
     tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
-    report = trainer_rows_of(context.buffer.store, found.light["job_id"], uid).get(query.row)
+    report = trainer_rows_of(context.buffer.store, stored.light["job_id"], uid).get(query.row)
     return TokenRows(
         **described,
         uid=uid,
-        job_id=found.light["job_id"],
+        job_id=stored.light["job_id"],
         why_no_texts=why_no_texts,
         trainer=None if report is None else describe_trainer_row(report),
     )
 
 
-@routes.get("/turn_tree/{uid}", revalidated=True, errors=(409,))
+@routes.get("/turn_tree/{uid}", revalidated=True, errors=(409, 500))
 def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
     """Show the turns of a trajectory as a tree.
 
@@ -116,10 +116,10 @@ def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
     the prompts of an edited context. With texts where the job's tokenizer is on this host.
     """
     context = the_context()
-    found = the_inspection().trajectory(uid, query.job_id)
-    body = orjson.loads(found.body)
+    stored = the_inspection().trajectory(uid, query.job_id)
+    body = orjson.loads(stored.body)
     generations = wire.decode_generations(body.get("generations"))
-    settings = context.buffer.job(found.light["job_id"]).settings
+    settings = context.buffer.job(stored.light["job_id"]).settings
     tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     turns = describe_turn_tree(generations, emission_order(body.get("extra_info")), tokenizer)
-    return TurnTree(uid=uid, job_id=found.light["job_id"], turns=turns, why_no_texts=why_no_texts)
+    return TurnTree(uid=uid, job_id=stored.light["job_id"], turns=turns, why_no_texts=why_no_texts)

@@ -20,8 +20,7 @@ from slime_plugins.rollout_buffer.server.http import (
     refuse_too_many_objects,
 )
 from slime_plugins.rollout_buffer.state.item_writes import Refusal, Write, Written
-from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.wire.delivery_replies import WriteReply, WriteResult
+from slime_plugins.rollout_buffer.wire.delivery_replies import WriteReply
 from slime_plugins.rollout_buffer.wire.inline_images import extract_images
 from slime_plugins.rollout_buffer.wire.written_items import decode_written_item
 
@@ -70,7 +69,8 @@ def write_bodies(context: ServerContext, bodies: Sequence[WriteBody]) -> list[An
 def _answer(context: ServerContext, result: Written | Exception) -> Answer:
     if isinstance(result, Exception):
         return error_answer(context, "POST /buffer/write", result)
-    return _written(*result)
+    job, results = result
+    return Answer(as_json(WriteReply(success=True, message="written", job_id=job.job_id, results=results)))
 
 
 def read_write(body: WriteBody) -> Write | UnreadWrite:
@@ -81,22 +81,18 @@ def read_write(body: WriteBody) -> Write | UnreadWrite:
         if len(text) > MAX_WRITE_BYTES:
             raise PayloadTooLargeError(f"{_WITHOUT_IMAGES} is larger than {MAX_WRITE_BYTES} bytes: send less at once")
         refuse_too_many_objects(text, _WITHOUT_IMAGES)
-        wanted = json_object(text)
-        job_id = wanted.pop("job_id", None) or job_id
+        fields = json_object(text)
+        job_id = fields.pop("job_id", None) or job_id
         if job_id is not None:
             job_id = wire.identifier(job_id, "job_id")
-        entries = _entries(wanted)
+        entries = _entries(fields)
         items = [
-            decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{at}]", images=images)
-            for at, entry in enumerate(entries)
+            decode_written_item(entry, where="item" if len(entries) == 1 else f"items[{index}]", images=images)
+            for index, entry in enumerate(entries)
         ]
     except Exception as error:  # noqa: BLE001 - any error is the reply to this one write
         return UnreadWrite(job_id if isinstance(job_id, str) else None, error)
     return Write(job_id, items)
-
-
-def _written(job: JobRecord, results: list[WriteResult]) -> Answer:
-    return Answer(as_json(WriteReply(success=True, message="written", job_id=job.job_id, results=results)))
 
 
 def _entries(body: dict[str, Any]) -> list[Any]:
