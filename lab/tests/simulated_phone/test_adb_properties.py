@@ -40,6 +40,7 @@ COMMANDS = st.sampled_from(
         "chmod",
         "touch",
         "su",
+        "uiautomator",
         "getprop",
         "if",
     ]

@@ -50,7 +50,7 @@ def press_key(shell: Shell, name: str) -> None:
 
 
 def _input(handset: EmulatorState, arguments: Sequence[str]) -> Output:
-    words = [one for one in arguments if one not in ("touchscreen", "keyboard", "")]
+    words = [word for word in arguments if word not in ("touchscreen", "keyboard", "")]
     verbs: Mapping[str, Callable[[Shell, Sequence[str]], None]] = {
         "tap": _tap,
         "swipe": _swipe,
@@ -74,9 +74,9 @@ def _uiautomator(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     """Writes the screen as XML; refuses while it moves. As on Android the exit code is 0 in any case."""
     if handset.never_idle or handset.shell.is_moving:
         return printed("ERROR: could not get idle state.\n")
-    path = arguments[1]
+    path = arguments[1] if len(arguments) > 1 else "/sdcard/window_dump.xml"
     handset.state.files.write(path, hierarchy_of(handset.shell.screen(), handset.shell.front.package))
-    return printed(f"UI hierchary dumped to: {path}\n")
+    return printed(f"UI hierchary dumped to: {path}\n")  # Android's spelling
 
 
 def _tap(shell: Shell, words: Sequence[str]) -> None:
