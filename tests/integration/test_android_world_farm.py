@@ -58,7 +58,7 @@ assert len(TASKS) == 40
 HESITATION = Part(turn=0, reply=say(thinking="I wait a moment first.", action="wait", time=1))
 """The second member of a group takes one action more: without a difference there is nothing for GRPO to learn."""
 
-SPELLS = {
+TRIGGERS = {
     "faultcrash": FaultTrigger(faults=Faults(crash_after_inputs=1)),
     "faultboot": FaultTrigger(
         faults=Faults(crash_after_inputs=1), next_boots=(Faults(exit_at_start=True), Faults(exit_at_start=True))
@@ -151,12 +151,12 @@ def test_faults_in_a_third_of_the_episodes_cost_attempts_and_never_make_a_reward
 ) -> None:
     """Two groups are struck in every attempt and fail; of the others each struck slot is filled by a later attempt."""
     sdk = make_simulated_sdk(folder / "sdk", python=PYTHON)
-    sdk.fault_plan.set_spells(SPELLS)
+    sdk.fault_plan.set_triggers(TRIGGERS)
     sdk.fault_plan.add_next_boots([Faults(exit_at_start=True), Faults(never_boots=True)])
     parts: dict[tuple[int, int], tuple[Part, ...]] = {(position, 1): (HESITATION,) for position in range(len(TASKS))}
     struck: dict[tuple[int, int], str] = {}
     doomed = (13, 26)
-    words = tuple(SPELLS)
+    words = tuple(TRIGGERS)
     for number, slot_number in enumerate(range(0, len(TASKS) * SAMPLES, 3)):
         struck[divmod(slot_number, SAMPLES)] = words[number % len(words)]
     for position in doomed:

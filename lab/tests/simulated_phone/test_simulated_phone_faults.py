@@ -37,7 +37,7 @@ def test_each_of_the_next_boots_takes_its_own_fault_once(folder: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed")
-def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path) -> None:
+def test_a_typed_trigger_breaks_just_this_phone_and_only_for_its_time(folder: Path) -> None:
     from rollout_buffer_lab.simulated_phone.interfaces.emulator_process import Emulator, EmulatorArguments
 
     with socket.socket() as probe:
@@ -45,7 +45,7 @@ def test_a_typed_spell_breaks_just_this_phone_and_only_for_its_time(folder: Path
         port = int(probe.getsockname()[1])
     plan = FaultPlan(folder)
     later = Faults(exit_at_start=True)
-    plan.set_spells({"hush": FaultTrigger(faults=Faults(offline=True), for_s=1.0, next_boots=(later,))})
+    plan.set_triggers({"hush": FaultTrigger(faults=Faults(offline=True), for_s=1.0, next_boots=(later,))})
     arguments = EmulatorArguments(folder=folder, avd_name="", console_port=5554, grpc_port=port)
     emulator = Emulator(arguments, WELL)
     try:

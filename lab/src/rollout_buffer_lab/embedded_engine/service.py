@@ -1,6 +1,6 @@
 """Connects the event loop, which receives requests, with the thread that runs the model.
 
-Everything that touches the decoder is a function put into that thread's queue; it runs between two forward passes.
+Everything that changes the decoder is a function put into that thread's queue; it runs between two forward passes.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class EmbeddedEngine:
         return ids
 
     def _image_prompt(self, ids: list[int], images: Sequence[bytes]) -> ImagePrompt | None:
-        return None if self._model.vision is None else self._model.vision.see(ids, images)
+        return None if self._model.vision is None else self._model.vision.image_prompt(ids, images)
 
     async def _decode(self, rid: str, ids: list[int], image_prompt: ImagePrompt | None, call: GenerateCall) -> Request:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()

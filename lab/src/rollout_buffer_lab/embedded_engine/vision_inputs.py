@@ -26,7 +26,7 @@ class ImagePrompt:
     """A prompt with its images. ``keys`` are its ids, with a number made of the image in place of its tokens' ids.
 
     ``spans`` are start and end of each image in ``ids``. ``positions`` (3, tokens) are the rotary positions; that of a
-    token after the prompt is its index plus ``delta``, because an image advances them less than its tokens do.
+    token after the prompt is its index plus ``delta``, because an image has fewer positions than tokens.
     """
 
     ids: list[int]
@@ -58,7 +58,7 @@ class VisionInputs:
         self._model = model.model
         self._processor = image_processor
 
-    def see(self, ids: Sequence[int], images: Sequence[bytes]) -> ImagePrompt | None:
+    def image_prompt(self, ids: Sequence[int], images: Sequence[bytes]) -> ImagePrompt | None:
         """Returns the prompt ``ids`` with its images; None without any. Surplus images are ignored, as in SGLang.
 
         Raises:
@@ -70,16 +70,16 @@ class VisionInputs:
             return None
         if count > len(images):
             raise EngineBreakError(f"{count} image placeholders for {len(images)} images")
-        made = [self._processed(image) for image in images[:count]]
-        sizes = [math.prod(grid[0].tolist()) // int(self._processor.merge_size) ** 2 for _, grid in made]  # in tokens
-        expanded, keys, spans = self._expanded(ids, images, sizes)
-        grids = [grid for _, grid in made]
+        prepared = [self._processed(image) for image in images[:count]]
+        grids = [grid for _, grid in prepared]
+        token_counts = [math.prod(grid[0].tolist()) // int(self._processor.merge_size) ** 2 for grid in grids]
+        expanded, keys, spans = self._expanded(ids, images, token_counts)
         positions, delta = self._model.get_rope_index(
             torch.tensor([expanded]),
             mm_token_type_ids=torch.tensor([[int(token_id == self.placeholder_id) for token_id in expanded]]),
             image_grid_thw=torch.cat(grids),
         )
-        pixels = [pixel_values for pixel_values, _ in made]
+        pixels = [pixel_values for pixel_values, _ in prepared]
         return ImagePrompt(expanded, keys, spans, pixels, grids, positions[:, 0], int(delta[0, 0]))
 
     def _processed(self, image: bytes) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,19 +87,19 @@ class VisionInputs:
 
         try:
             picture = Image.open(io.BytesIO(image)).convert("RGB")
-            made = self._processor(images=[picture], return_tensors="pt")
+            prepared = self._processor(images=[picture], return_tensors="pt")
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise undecodable(str(error)) from error
-        return made["pixel_values"], made["image_grid_thw"]
+        return prepared["pixel_values"], prepared["image_grid_thw"]
 
     def _expanded(
-        self, ids: Sequence[int], images: Sequence[bytes], sizes: Sequence[int]
+        self, ids: Sequence[int], images: Sequence[bytes], token_counts: Sequence[int]
     ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-        """Returns ids, keys and spans of an ``ImagePrompt`` whose images have so many tokens (``sizes``)."""
+        """Returns ids, keys and spans of an ``ImagePrompt`` whose images have so many tokens (``token_counts``)."""
         expanded: list[int] = []
         keys: list[int] = []
         spans: list[tuple[int, int]] = []
-        images_in_order = zip(images, sizes, strict=False)  # surplus images are ignored
+        images_in_order = zip(images, token_counts, strict=False)  # surplus images are ignored
         for token_id in ids:
             image, size = next(images_in_order) if token_id == self.placeholder_id else (b"", 1)
             if image:

@@ -1,4 +1,4 @@
-"""Rectangles on the device's screen, and the sizes a screenshot may have.
+"""Rectangles on the device's screen, its size, and the agent's coordinates.
 
 All lengths are device pixels. Whatever is drawn starts and ends at even pixels, so that halving a screenshot is exact.
 """

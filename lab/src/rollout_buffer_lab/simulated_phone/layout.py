@@ -1,7 +1,7 @@
 """Lays out a page: bars on top and bottom, a list that scrolls between them, dialogs.
 
 A page calls the builder's methods from top to bottom; ``build`` returns the screen. Lengths are even numbers of device
-pixels.
+pixels (see ``geometry``).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rollout_buffer_lab.simulated_phone.palette import Surface, TextColor
 from rollout_buffer_lab.simulated_phone.widget_parts import (
     BAR_ICON,
     TRACK_MARGIN,
-    beside_track,
     button_widget,
     cursor_widget,
     field_height,
     highlight_widgets,
     icon_widget,
     line_widgets,
+    row_slide_handler,
     text_widget,
     visible_widgets,
 )
@@ -34,7 +34,7 @@ _PADDING = 48
 _BUTTON_HEIGHT = 112
 _FIELD_PADDING = 24
 _TAB_HEIGHT = 144
-_MAX_FIELD_LINES = 4  # of a field that is not multi_line, whose text may be wrapped all the same
+_MAX_FIELD_LINES = 4  # of a field that is not multi_line; its text is wrapped too
 _SWITCH_WIDTH, _SWITCH_HEIGHT = 120, 72
 _DIALOG_MARGIN = 80
 
@@ -66,7 +66,7 @@ class ScreenBuilder:
         self._bottom = bottom
         self._left, self._right = 0, SCREEN_WIDTH
         self._title = ""
-        self._dialog = False
+        self._is_dialog = False
         self._y = 0
         self._body: list[Widget] = []
         self._fixed: list[Widget] = []
@@ -152,7 +152,7 @@ class ScreenBuilder:
 
     def dialog(self, title: str) -> None:
         """Makes the page a dialog: the parts after this call are in a box over a dark background."""
-        self._dialog = True
+        self._is_dialog = True
         self._left, self._right = _DIALOG_MARGIN, SCREEN_WIDTH - _DIALOG_MARGIN
         self._y += 32
         self.paragraph(title, size=TextSize.TITLE)
@@ -211,7 +211,7 @@ class ScreenBuilder:
 
     def slider_row(self, text: str, value: float, on_slide: SlideHandler) -> None:
         """Adds a line with a slider below it; ``value`` is 0..1."""
-        bounds = self._row_background(224, None, None, False, text, on_slide=beside_track(on_slide))
+        bounds = self._row_background(224, None, None, False, text, on_slide=row_slide_handler(on_slide))
         label = replace(bounds, left=bounds.left + _PADDING, top=bounds.top + 24, bottom=bounds.top + 88)
         self._body.append(text_widget(text, label))
         track = Rect(
@@ -291,7 +291,7 @@ class ScreenBuilder:
 
     def build(self) -> Screen:
         """Returns the screen; its scroll position is limited to the height of the page."""
-        if self._dialog:
+        if self._is_dialog:
             return self._build_dialog()
         viewport = Rect(left=0, top=self._top, right=SCREEN_WIDTH, bottom=max(self._top, self._bottom))
         max_scroll = max(0, self._y + 48 - viewport.height) if self._y > viewport.height else 0

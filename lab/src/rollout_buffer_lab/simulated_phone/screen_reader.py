@@ -101,16 +101,16 @@ def _first_text(texts: Sequence[TextLine], role: TextRole) -> str:
 
 def _buttons(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Button, ...]:
     labels = [line for line in texts if line.role is TextRole.BUTTON]
-    found = []
+    buttons = []
     for surface in (Surface.BUTTON, Surface.TAB, Surface.TAB_SELECTED):
         for box in shapes.button_boxes(surfaces, surface):
             text = " ".join(line.text for line in labels if box.rect.encloses(line.bounds))
-            found.append(Button(text=text, bounds=box.rect, selected=surface is Surface.TAB_SELECTED))
-    return tuple(sorted(found, key=lambda button: (button.bounds.top, button.bounds.left)))
+            buttons.append(Button(text=text, bounds=box.rect, selected=surface is Surface.TAB_SELECTED))
+    return tuple(sorted(buttons, key=lambda button: (button.bounds.top, button.bounds.left)))
 
 
 def _icons(surfaces: SurfaceMap, texts: Sequence[TextLine], bottom: int) -> tuple[Icon, ...]:
-    found = []
+    icons = []
     for shape in shapes.icons(surfaces, bottom):
         bounds = shape.box.rect
         label = ""
@@ -122,12 +122,12 @@ def _icons(surfaces: SurfaceMap, texts: Sequence[TextLine], bottom: int) -> tupl
                 and abs(line.bounds.center[0] - bounds.center[0]) < bounds.width // 2
             )
             label = " ".join(below)
-        found.append(Icon(name=shape.name, bounds=bounds, label=label))
-    return tuple(sorted(found, key=lambda icon: (icon.bounds.top, icon.bounds.left)))
+        icons.append(Icon(name=shape.name, bounds=bounds, label=label))
+    return tuple(sorted(icons, key=lambda icon: (icon.bounds.top, icon.bounds.left)))
 
 
 def _switches(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Switch, ...]:
-    found = []
+    switches = []
     for surface, is_on in ((Surface.SWITCH_ON, True), (Surface.SWITCH_OFF, False)):
         for box in shapes.button_boxes(surfaces, surface):
             left_of = [
@@ -137,12 +137,12 @@ def _switches(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Switch, 
                 and line.bounds.right <= box.rect.left
                 and abs(line.bounds.center[1] - box.rect.center[1]) < _SWITCH_REACH
             ]
-            found.append(Switch(label=left_of[0].text if left_of else "", is_on=is_on, bounds=box.rect))
-    return tuple(sorted(found, key=lambda switch: switch.bounds.top))
+            switches.append(Switch(label=left_of[0].text if left_of else "", is_on=is_on, bounds=box.rect))
+    return tuple(sorted(switches, key=lambda switch: switch.bounds.top))
 
 
 def _sliders(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Slider, ...]:
-    found = []
+    sliders = []
     for shape in shapes.sliders(surfaces):
         bounds = shape.track.rect
         above = [
@@ -150,15 +150,15 @@ def _sliders(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Slider, .
             for line in texts
             if line.role is TextRole.PRIMARY and 0 <= bounds.top - line.bounds.bottom < _SLIDER_REACH
         ]
-        found.append(Slider(label=above[-1].text if above else "", value=shape.value, bounds=bounds))
-    return tuple(found)
+        sliders.append(Slider(label=above[-1].text if above else "", value=shape.value, bounds=bounds))
+    return tuple(sliders)
 
 
 def _fields(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Field, ...]:
-    found = []
+    fields = []
     for shape in shapes.fields(surfaces):
         inside = [line for line in texts if shape.box.rect.encloses(line.bounds)]
-        found.append(
+        fields.append(
             Field(
                 label=_first_text(inside, TextRole.HINT),
                 lines=_lines_with_gaps([line for line in inside if line.role is TextRole.VALUE]),
@@ -167,7 +167,7 @@ def _fields(surfaces: SurfaceMap, texts: Sequence[TextLine]) -> tuple[Field, ...
                 selected=shape.selected,
             )
         )
-    return tuple(found)
+    return tuple(fields)
 
 
 def _lines_with_gaps(lines: Sequence[TextLine]) -> tuple[str, ...]:

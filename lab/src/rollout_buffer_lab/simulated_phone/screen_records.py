@@ -76,7 +76,7 @@ class Switch(_Placed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slider(_Placed):
-    """A slider with the text above it. ``value`` runs from 0 to 1 along the track, whose bounds it has."""
+    """A slider with the text above it. ``bounds`` are the track's, along which ``value`` runs from 0 to 1."""
 
     label: str
     value: float

@@ -72,13 +72,13 @@ class Shell:
     def screen(self) -> Screen:
         """Returns what the display shows now."""
         page = self._page
-        keyboard = page.focused is not None
-        builder = ScreenBuilder(host=page, scroll=page.scroll, bottom=KEYBOARD_TOP if keyboard else SCREEN_HEIGHT)
+        has_keyboard = page.focused is not None
+        builder = ScreenBuilder(host=page, scroll=page.scroll, bottom=KEYBOARD_TOP if has_keyboard else SCREEN_HEIGHT)
         page.build(builder)
         screen = builder.build()
         page.scroll = screen.scroll
         widgets = (*screen.widgets, *self._status_bar())
-        if keyboard:
+        if has_keyboard:
             widgets += keyboard_widgets(self._shifted, self._key_pressed, self._shift, self._erase, self._enter)
         return replace(screen, widgets=widgets)
 

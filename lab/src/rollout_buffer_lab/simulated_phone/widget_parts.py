@@ -98,7 +98,7 @@ def icon_widget(icon: str, left: int, top: int, surface: Surface | None, on_tap:
     return Widget(kind=WidgetKind.ICON, bounds=bounds, icon=icon, surface=surface, on_tap=on_tap)
 
 
-def beside_track(on_slide: SlideHandler) -> SlideHandler:
+def row_slide_handler(on_slide: SlideHandler) -> SlideHandler:
     """Returns a handler for slides on the row, which converts their positions into positions on the slider's track."""
     margin = TRACK_MARGIN / SCREEN_WIDTH
-    return lambda place: on_slide(min(1.0, max(0.0, (place - margin) / (1 - 2 * margin))))
+    return lambda share: on_slide(min(1.0, max(0.0, (share - margin) / (1 - 2 * margin))))

@@ -27,8 +27,8 @@ class _Agenda(Page):
             if day_line(event.start) != day:
                 day = day_line(event.start)
                 screen.section(day)
-            opens = partial(self.show, _Event, event)
-            screen.row(event.title, secondary=_times(event), on_tap=opens)
+            open_event = partial(self.show, _Event, event)
+            screen.row(event.title, secondary=_times(event), on_tap=open_event)
         if not day:
             screen.section("No events")
         screen.floating_icon("add", partial(self.show, _Form))

@@ -36,11 +36,11 @@ class ContactsApp(App):
 class _List(Page):
     def build(self, screen: ScreenBuilder) -> None:
         screen.title_bar("Contacts")
-        everyone = contacts(self.state)
-        for contact in everyone:
-            opens = partial(self.show, _Detail, contact)
-            screen.row(contact.name or "(No name)", icon="person", on_tap=opens)
-        if not everyone:
+        all_contacts = contacts(self.state)
+        for contact in all_contacts:
+            open_contact = partial(self.show, _Detail, contact)
+            screen.row(contact.name or "(No name)", icon="person", on_tap=open_contact)
+        if not all_contacts:
             screen.section("No contacts yet")
         screen.floating_icon("add", partial(self.show, _Form))
 
@@ -52,9 +52,9 @@ class _Detail(Page):
 
     def build(self, screen: ScreenBuilder) -> None:
         contact = self._contact
-        ask = ConfirmDialog(self.app, "Delete", f"Delete the contact {contact.name}?", "Delete", self._delete)
+        dialog = ConfirmDialog(self.app, "Delete", f"Delete the contact {contact.name}?", "Delete", self._delete)
         screen.title_bar(
-            contact.name, on_back=self.back, icons=[BarIcon(icon="delete", on_tap=lambda: self.app.push(ask))]
+            contact.name, on_back=self.back, icons=[BarIcon(icon="delete", on_tap=lambda: self.app.push(dialog))]
         )
         if contact.number:
             screen.row(contact.number, secondary=contact.label, icon="phone")

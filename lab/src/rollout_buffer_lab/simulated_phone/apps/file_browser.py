@@ -125,8 +125,8 @@ class _MoveTarget(Page):
         for name in self.state.files.names(self._folder):
             path = posixpath.join(self._folder, name)
             if self.state.files.is_folder(path) and path not in self._paths:
-                opens = partial(self.show, _MoveTarget, path, self._root, self._root_title, self._paths)
-                screen.row(name, icon="folder", on_tap=opens)
+                open_folder = partial(self.show, _MoveTarget, path, self._root, self._root_title, self._paths)
+                screen.row(name, icon="folder", on_tap=open_folder)
 
     def _move(self) -> None:
         for path in self._paths:

@@ -1,4 +1,4 @@
-"""Settings: a list of chapters, whose switches and sliders write the settings tables."""
+"""Settings: a list of pages, whose switches and sliders write the settings tables."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ class SettingsApp(App):
     """The system's settings."""
 
     def first_page(self) -> Page:
-        """Returns the list of chapters."""
+        """Returns the list of pages."""
         return _Root(self)
 
 
 class _Root(Page):
     def build(self, screen: ScreenBuilder) -> None:
         screen.title_bar("Settings")
-        for title, secondary, make_page in _CHAPTERS:
-            screen.row(title, secondary=secondary, on_tap=partial(self.show, make_page))
+        for title, secondary, make_page in _PAGES:
+            screen.row(title, secondary=secondary, on_tap=partial(self.show, make_page, title))
 
 
-class _Chapter(Page):
-    """A chapter: its title with a back arrow, then its entries."""
+class _SettingsPage(Page):
+    """One page of the list: its title with a back arrow, then its rows."""
 
-    title = ""
+    def __init__(self, app: App, title: str) -> None:
+        super().__init__(app)
+        self._title = title
 
     def build(self, screen: ScreenBuilder) -> None:
-        screen.title_bar(self.title, on_back=self.back)
-        self.entries(screen)
+        screen.title_bar(self._title, on_back=self.back)
+        self.add_rows(screen)
 
-    def entries(self, screen: ScreenBuilder) -> None:
-        """Adds the entries of the chapter."""
+    def add_rows(self, screen: ScreenBuilder) -> None:
+        """Adds the rows of the page."""
 
     def _switch(
         self, screen: ScreenBuilder, text: str, namespace: str, key: str, on: str = "1", off: str = "0"
@@ -52,10 +54,8 @@ class _Chapter(Page):
         screen.switch_row(text, is_on, lambda: settings.put(namespace, key, off if is_on else on))
 
 
-class _Network(_Chapter):
-    title = "Network & internet"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _Network(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         self._switch(screen, "Wi-Fi", "global", "wifi_on")
         self._switch(screen, "Mobile data", "global", "mobile_data")
         self._switch(screen, "Airplane mode", "global", "airplane_mode_on")
@@ -64,26 +64,20 @@ class _Network(_Chapter):
             screen.row("AndroidWifi", secondary="Connected")
 
 
-class _Devices(_Chapter):
-    title = "Connected devices"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _Devices(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         self._switch(screen, "Bluetooth", "global", "bluetooth_on")
         self._switch(screen, "NFC", "secure", "nfc_on")
 
 
-class _Apps(_Chapter):
-    title = "Apps"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _Apps(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         for app in sorted(INSTALLED_APPS, key=lambda app: app.label):
             screen.row(app.label, secondary=app.package)
 
 
-class _Display(_Chapter):
-    title = "Display"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _Display(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         low, high = _BRIGHTNESS_RANGE
         brightness = self.state.settings.number("system", "screen_brightness")
         screen.slider_row("Brightness level", (brightness - low) / (high - low), self._set_brightness)
@@ -95,10 +89,8 @@ class _Display(_Chapter):
         self.state.settings.put("system", "screen_brightness", str(round(low + (high - low) * _snapped(position))))
 
 
-class _Sound(_Chapter):
-    title = "Sound & vibration"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _Sound(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         for text, key, highest in _VOLUMES:
             value = self.state.settings.number("system", key) / highest
             screen.slider_row(text, value, partial(self._set, key, highest))
@@ -107,40 +99,37 @@ class _Sound(_Chapter):
         self.state.settings.put("system", key, str(round(highest * _snapped(position))))
 
 
-class _About(_Chapter):
-    title = "About phone"
-
-    def entries(self, screen: ScreenBuilder) -> None:
+class _About(_SettingsPage):
+    def add_rows(self, screen: ScreenBuilder) -> None:
         screen.row("Device name", secondary="Simulated phone")
         screen.row("Android version", secondary="13 (simulated)")
 
 
-class _Plain(_Chapter):
-    """A chapter with nothing to set."""
+class _ReadOnly(_SettingsPage):
+    """A page with nothing to set."""
 
-    def __init__(self, app: App, title: str, rows: tuple[tuple[str, str], ...]) -> None:
-        super().__init__(app)
-        self.title = title
+    def __init__(self, app: App, title: str, *, rows: tuple[tuple[str, str], ...]) -> None:
+        super().__init__(app, title)
         self._rows = rows
 
-    def entries(self, screen: ScreenBuilder) -> None:
+    def add_rows(self, screen: ScreenBuilder) -> None:
         for text, secondary in self._rows:
             screen.row(text, secondary=secondary)
 
 
-_CHAPTERS = (
+_PAGES = (
     ("Network & internet", "Wi-Fi, mobile, airplane mode", _Network),
     ("Connected devices", "Bluetooth, pairing", _Devices),
     ("Apps", "Installed apps", _Apps),
-    ("Notifications", "History, conversations", lambda app: _Plain(app, "Notifications", (("History", "Off"),))),
-    ("Battery", "100%", lambda app: _Plain(app, "Battery", (("Battery level", "100%"), ("Battery saver", "Off")))),
-    ("Storage", "12% used", lambda app: _Plain(app, "Storage", (("Used", "3.8 GB"), ("Free", "28.2 GB")))),
+    ("Notifications", "History, conversations", partial(_ReadOnly, rows=(("History", "Off"),))),
+    ("Battery", "100%", partial(_ReadOnly, rows=(("Battery level", "100%"), ("Battery saver", "Off")))),
+    ("Storage", "12% used", partial(_ReadOnly, rows=(("Used", "3.8 GB"), ("Free", "28.2 GB")))),
     ("Sound & vibration", "Volume, haptics", _Sound),
     ("Display", "Brightness level, dark theme", _Display),
-    ("Wallpaper & style", "Home screen", lambda app: _Plain(app, "Wallpaper & style", (("Wallpaper", "Night"),))),
-    ("Security", "Screen lock", lambda app: _Plain(app, "Security", (("Screen lock", "None"),))),
-    ("Location", "Off", lambda app: _Plain(app, "Location", (("Use location", "Off"),))),
-    ("System", "Languages, time", lambda app: _Plain(app, "System", (("Language", "English"), ("Time zone", "UTC")))),
+    ("Wallpaper & style", "Home screen", partial(_ReadOnly, rows=(("Wallpaper", "Night"),))),
+    ("Security", "Screen lock", partial(_ReadOnly, rows=(("Screen lock", "None"),))),
+    ("Location", "Off", partial(_ReadOnly, rows=(("Use location", "Off"),))),
+    ("System", "Languages, time", partial(_ReadOnly, rows=(("Language", "English"), ("Time zone", "UTC")))),
     ("About phone", "Simulated phone", _About),
 )
 

@@ -97,14 +97,14 @@ class Database:
 
     def __init__(self, path: str, schema: str | None = None) -> None:
         self.path = path
-        self._fresh = _empty_file(SCHEMAS[path] if schema is None else schema)
-        self._connection = _opened(self._fresh)
-        # A phone may just be dropped, and from Python 3.13 on sqlite warns about unclosed connections.
+        self._empty = _empty_file(SCHEMAS[path] if schema is None else schema)
+        self._connection = _opened(self._empty)
+        # A phone may be dropped without close(), and from Python 3.13 on sqlite warns about unclosed connections.
         self._closer = weakref.finalize(self, self._connection.close)
 
     def wipe(self) -> None:
         """Empties the database."""
-        self.write(self._fresh)
+        self.write(self._empty)
 
     def read(self) -> bytes:
         """Returns the bytes of the database file."""
@@ -161,7 +161,7 @@ class Database:
 def _opened(data: bytes) -> sqlite3.Connection:
     # Calls come one at a time, but not always from the thread that made the device.
     connection = sqlite3.connect(":memory:", check_same_thread=False)
-    if data:  # an empty file is an empty database, but not to deserialize
+    if data:  # an empty file is an empty database, which deserialize refuses
         connection.deserialize(data)
     connection.row_factory = sqlite3.Row
     return connection

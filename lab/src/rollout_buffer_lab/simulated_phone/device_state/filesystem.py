@@ -119,7 +119,7 @@ class FileSystem:
         return _normal(path) in self._folders
 
     def modified_ms(self, path: str) -> int:
-        """Returns the time of the last write in milliseconds since 1970; 0 if there is no file or folder."""
+        """Returns the time of the last write in milliseconds since 1970; 0 for a database or a missing path."""
         path = _normal(path)
         if path in self._files:
             return self._files[path].modified_ms
@@ -131,7 +131,7 @@ class FileSystem:
         return sorted({posixpath.basename(path) for path in self._paths() if _parent_is(path, folder)})
 
     def files_under(self, folder: str) -> list[str]:
-        """Paths of all files in the folder and its folders, sorted."""
+        """Returns the paths of all files in the folder and its folders, sorted."""
         prefix = _normal(folder).rstrip("/") + "/"
         return sorted(path for path in (*self._files, *self._mounts) if path.startswith(prefix))
 

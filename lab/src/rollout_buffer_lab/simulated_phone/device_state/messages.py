@@ -55,14 +55,16 @@ def sent_messages(state: DeviceState) -> list[Sms]:
 
 def conversations(state: DeviceState) -> list[Sms]:
     """Returns the last message with each number, newest first."""
-    latest: dict[int, Sms] = {}
-    for row in state.sms_db.query("SELECT * FROM sms ORDER BY date, _id"):
-        latest[row["thread_id"]] = _sms(row)
+    latest = {row["thread_id"]: _sms(row) for row in _rows(state)}  # of equal keys a dict keeps the last value
     return sorted(latest.values(), key=lambda sms: (sms.date_ms, sms.sms_id), reverse=True)
 
 
 def _all(state: DeviceState) -> list[Sms]:
-    return [_sms(row) for row in state.sms_db.query("SELECT * FROM sms ORDER BY date, _id")]
+    return [_sms(row) for row in _rows(state)]
+
+
+def _rows(state: DeviceState) -> list[dict[str, Any]]:
+    return state.sms_db.query("SELECT * FROM sms ORDER BY date, _id")
 
 
 def _sms(row: dict[str, Any]) -> Sms:

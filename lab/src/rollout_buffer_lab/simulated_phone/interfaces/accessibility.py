@@ -1,4 +1,4 @@
-"""Converts the screen to an accessibility forest or to XML; the forwarder sends the forest again and again.
+"""Converts the screen to an accessibility forest or to XML; the forwarder sends the forest repeatedly.
 
 The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. The messages
 are android_env's, which is imported only where they are made, so that the rest of the phone does not need it.
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 SET_PORT = "accessibility_forwarder.intent.action.SET_GRPC"
 _SEND_EVERY_S = 0.15
 _DEADLINE_S = 2.0
-_SENT_BUTTON = ("com.simplemobiletools.smsmessenger", "Send")
+_SEND_BUTTON = ("com.simplemobiletools.smsmessenger", "Send")
 _CLASSES = {
     WidgetKind.BUTTON: "android.widget.Button",
     WidgetKind.ICON: "android.widget.ImageButton",
@@ -40,7 +40,7 @@ def forest_of(screen: Screen, package: str) -> Any:
     parts = _parts(screen)
     root = window.tree.nodes.add(unique_id=0, package_name=package, class_name="android.widget.FrameLayout")
     root.child_ids.extend(range(1, len(parts) + 1))
-    _place(root, Rect(left=0, top=0, right=SCREEN_WIDTH, bottom=SCREEN_HEIGHT))
+    _set_bounds(root, Rect(left=0, top=0, right=SCREEN_WIDTH, bottom=SCREEN_HEIGHT))
     for number, widget in enumerate(parts, start=1):
         _describe(window.tree.nodes.add(unique_id=number, depth=1, package_name=package), widget, package)
     return forest
@@ -64,8 +64,8 @@ def hierarchy_of(screen: Screen, package: str) -> bytes:
             "bounds": f"[{rect.left},{rect.top}][{rect.right},{rect.bottom}]",
         }
         ElementTree.SubElement(frame, "node", values)
-    written: bytes = ElementTree.tostring(root, encoding="UTF-8", xml_declaration=True)
-    return written
+    xml: bytes = ElementTree.tostring(root, encoding="UTF-8", xml_declaration=True)
+    return xml
 
 
 def _parts(screen: Screen) -> list[Widget]:
@@ -83,14 +83,14 @@ def _within(inner: Rect, outer: Rect) -> bool:
     return outer.left <= inner.left and inner.right <= outer.right and outer.top <= inner.top < outer.bottom
 
 
-def _place(node: Any, bounds: Rect) -> None:
+def _set_bounds(node: Any, bounds: Rect) -> None:
     rect = node.bounds_in_screen
     rect.left, rect.top, rect.right, rect.bottom = bounds.left, bounds.top, bounds.right, bounds.bottom
     node.is_visible_to_user = node.is_enabled = True
 
 
 def _describe(node: Any, widget: Widget, package: str) -> None:
-    _place(node, widget.bounds)
+    _set_bounds(node, widget.bounds)
     node.class_name = _CLASSES.get(widget.kind, "android.widget.TextView" if widget.text else "android.view.View")
     node.is_clickable = widget.on_tap is not None
     node.is_long_clickable = widget.on_long_press is not None
@@ -106,7 +106,7 @@ def _describe(node: Any, widget: Widget, package: str) -> None:
         node.text = widget.text
     if widget.kind is WidgetKind.BUTTON:
         # Simple SMS Messenger calls its button by what it sends, whatever stands on it.
-        node.content_description = "SMS" if (package, widget.text) == _SENT_BUTTON else widget.text
+        node.content_description = "SMS" if (package, widget.text) == _SEND_BUTTON else widget.text
 
 
 class AccessibilityForwarder:
@@ -124,7 +124,7 @@ class AccessibilityForwarder:
         self._wake = threading.Event()
         self.mute = False
         self.slow_s = 0.0
-        handset.listeners.append(self._heard)
+        handset.listeners.append(self._on_broadcast)
         self._thread = threading.Thread(target=self._run, name="accessibility-forwarder", daemon=True)
         self._thread.start()
 
@@ -140,7 +140,7 @@ class AccessibilityForwarder:
         with self._lock:
             self._disconnect()
 
-    def _heard(self, action: str, extras: dict[str, str]) -> None:
+    def _on_broadcast(self, action: str, extras: dict[str, str]) -> None:
         if action != SET_PORT or not extras.get("port", "").isdecimal():
             return
         import grpc
@@ -148,7 +148,7 @@ class AccessibilityForwarder:
 
         with self._lock:
             self._disconnect()
-            # 10.0.2.2 is what an emulated device calls its host; this device lives on it.
+            # The broadcast names the host 10.0.2.2, as an emulated device has to; this device runs on the host itself.
             self._channel = grpc.secure_channel(f"localhost:{extras['port']}", grpc.local_channel_credentials())
             self._stub = a11y_pb2_grpc.A11yServiceStub(self._channel)
         self.wake()
@@ -170,8 +170,8 @@ class AccessibilityForwarder:
 
         with self._handset.lock:
             screen, package = self._handset.shell.screen(), self._handset.shell.front.package
-            airplane = self._handset.state.settings.is_on("global", "airplane_mode_on")
-        if airplane:
+            is_airplane_mode = self._handset.state.settings.is_on("global", "airplane_mode_on")
+        if is_airplane_mode:
             return
         forest = forest_of(screen, package)
         self._stop.wait(self.slow_s)

@@ -103,7 +103,7 @@ class AdbShell:
         return printed(f"{source}: 1 file pulled, 0 skipped.\n")
 
     def _install(self, words: Sequence[str]) -> Output:
-        """Notes the file's name as a package; there is nothing here that could run it."""
+        """Records the file's name as an installed package, which nothing here can run."""
         names = [word for word in words if not word.startswith("-")]
         if not names or not Path(names[-1]).is_file():
             return failed(f"adb: failed to stat {names[-1] if names else ''}: No such file or directory")

@@ -37,11 +37,14 @@ APP_FOLDERS = (
 )
 
 
-def _table(table: str, key: str, /, **columns: str) -> str:
-    """Returns the SQL of a table. Kinds of columns: i integer, r real, t text, b bytes; a capital one may be null."""
+def _table(table: str, first_column: str, /, **columns: str) -> str:
+    """Returns the SQL of a table. ``first_column`` is SQL; the others are given by kind.
+
+    Kinds: i integer, r real, t text, b bytes; a column with a capital letter may be null.
+    """
     kinds = {"i": "INTEGER", "r": "REAL", "t": "TEXT", "b": "BLOB"}
     defaults = {"i": "0", "r": "0", "t": "''", "b": "x''"}
-    lines = [key]
+    lines = [first_column]
     for column, kind in columns.items():
         null = "" if kind.isupper() else f" NOT NULL DEFAULT {defaults[kind.lower()]}"
         lines.append(f'"{column}" {kinds[kind.lower()]}{null}')

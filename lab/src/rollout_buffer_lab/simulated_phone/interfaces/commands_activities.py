@@ -44,19 +44,19 @@ class _Intent:
 
 
 def _intent(arguments: Sequence[str]) -> _Intent:
-    intent, place = _Intent(), 0
+    intent, index = _Intent(), 0
     names = {"-a": "action", "-d": "data", "-n": "component"}
-    while place < len(arguments):
-        option, value = arguments[place], arguments[place + 1] if place + 1 < len(arguments) else ""
+    while index < len(arguments):
+        option, value = arguments[index], arguments[index + 1] if index + 1 < len(arguments) else ""
         if option in names:
             setattr(intent, names[option], value)
-            place += 2
+            index += 2
         elif option in _EXTRAS:
-            intent.extras[value] = arguments[place + 2] if place + 2 < len(arguments) else ""
-            place += 3
+            intent.extras[value] = arguments[index + 2] if index + 2 < len(arguments) else ""
+            index += 3
         else:
             intent.stop_first = intent.stop_first or option == "-S"
-            place += 2 if option in ("-t", "-c", "-f", "--user") else 1
+            index += 2 if option in ("-t", "-c", "-f", "--user") else 1
     return intent
 
 
@@ -108,13 +108,13 @@ def _target(handset: EmulatorState, intent: _Intent) -> InstalledApp | None:
 
 def _broadcast(handset: EmulatorState, intent: _Intent) -> Output:
     handset.broadcast(intent.action, intent.extras)
-    begun = f"Broadcasting: Intent {{ act={intent.action} }}\n"
+    head = f"Broadcasting: Intent {{ act={intent.action} }}\n"
     if intent.action == "clipper.set":
         handset.state.clipboard = intent.extras.get("text", "")
-        return printed(begun + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
+        return printed(head + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
     if intent.action == "clipper.get":
-        return printed(begun + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
-    return printed(begun + "Broadcast completed: result=0\n")
+        return printed(head + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
+    return printed(head + "Broadcast completed: result=0\n")
 
 
 def _stack(handset: EmulatorState, arguments: Sequence[str]) -> Output:
@@ -139,8 +139,8 @@ def _task_lines(handset: EmulatorState) -> list[str]:
 
 
 def _pm(handset: EmulatorState, arguments: Sequence[str]) -> Output:
-    verb, rest = (arguments[0] if arguments else ""), [one for one in arguments[1:] if not one.startswith("-")]
-    package = rest[0] if rest else ""
+    verb = arguments[0] if arguments else ""
+    package = next((word for word in arguments[1:] if not word.startswith("-")), "")
     if verb == "list":
         return printed("".join(f"package:{name}\n" for name in handset.packages()))
     if verb == "path" and package == "android":

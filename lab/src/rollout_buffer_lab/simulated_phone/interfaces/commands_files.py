@@ -60,20 +60,20 @@ def shell_files(files: FileSystem) -> Files:
 
 def _expanded(files: FileSystem, pattern: str) -> list[str]:
     """Returns the paths that match a glob. A wildcard after a NUL is literal; none matches a leading dot."""
-    found = ["/"]
+    paths = ["/"]
     for part in filter(None, pattern.split("/")):
         plain = part.replace("\0", "")
         if plain == part and not set(part) & {"*", "?"}:
-            found = [path for folder in found if files.exists(path := posixpath.join(folder, part))]
+            paths = [path for folder in paths if files.exists(path := posixpath.join(folder, part))]
             continue
         fits = re.compile(_regex(part))
-        found = [
+        paths = [
             posixpath.join(folder, name)
-            for folder in found
+            for folder in paths
             for name in files.names(folder)
             if fits.fullmatch(name) and not name.startswith(".")
         ]
-    return found
+    return paths
 
 
 def _regex(part: str) -> str:
@@ -85,13 +85,13 @@ def _regex(part: str) -> str:
 
 def _split(arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the letters of all options, and the other arguments."""
-    options = "".join(one[1:] for one in arguments if one.startswith("-") and len(one) > 1)
-    return options, [one for one in arguments if not one.startswith("-") and one]
+    options = "".join(argument[1:] for argument in arguments if argument.startswith("-") and len(argument) > 1)
+    return options, [argument for argument in arguments if not argument.startswith("-") and argument]
 
 
 def _echo(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
-    quiet = arguments[:1] == ["-n"]
-    return printed(" ".join(arguments[1:] if quiet else arguments) + ("" if quiet else "\n"))
+    no_newline = arguments[:1] == ["-n"]
+    return printed(" ".join(arguments[1:] if no_newline else arguments) + ("" if no_newline else "\n"))
 
 
 def _missing(command: str, path: str) -> Output:
@@ -125,12 +125,12 @@ def _long_line(files: FileSystem, path: str, name: str) -> str:
 def _find(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     """Supports ``-type f|d`` (more than one with ``-o``), ``-name``, ``-mindepth``, ``-maxdepth``, ``-delete`` and
     ``-exec sha1sum {} +``."""
-    bases = [one for one in arguments if one.startswith("/")][:1]
+    bases = [argument for argument in arguments if argument.startswith("/")][:1]
     base = bases[0] if bases else "/"
     if not files.exists(base):
         return _missing("find", base)
     values = _find_values(arguments)
-    paths = _found(files, base, values)
+    paths = _matching_paths(files, base, values)
     if "-delete" in arguments:
         for path in reversed(paths):
             files.remove(path)
@@ -148,31 +148,31 @@ def _find_values(arguments: Sequence[str]) -> dict[str, list[str]]:
     return values
 
 
-def _found(files: FileSystem, base: str, values: Mapping[str, Sequence[str]]) -> list[str]:
+def _matching_paths(files: FileSystem, base: str, values: Mapping[str, Sequence[str]]) -> list[str]:
     root = base.rstrip("/")
     kinds = values.get("-type", ["f", "d"])
-    least = int(values.get("-mindepth", ["0"])[0])
-    most = int(values.get("-maxdepth", ["99"])[0])
+    min_depth = int(values.get("-mindepth", ["0"])[0])
+    max_depth = int(values.get("-maxdepth", ["99"])[0])
     names = values.get("-name")
     paths = []
     for path in [base if base == "/" else root, *_below(files, root)]:
         depth = path[len(root) :].count("/") if path not in (base, root) else 0
         kind = "d" if files.is_folder(path) else "f"
         named = names is None or any(fnmatch.fnmatch(posixpath.basename(path), name) for name in names)
-        if kind in kinds and least <= depth <= most and named:
+        if kind in kinds and min_depth <= depth <= max_depth and named:
             paths.append(path)
     return paths
 
 
 def _below(files: FileSystem, root: str) -> list[str]:
-    """Returns all paths below ``root``, beginning as it was given, because it may be a link."""
-    found = []
+    """Returns all paths below ``root``. They begin with ``root`` as given, although it may be a link."""
+    paths = []
     for name in files.names(root or "/"):
         path = f"{root}/{name}"
-        found.append(path)
+        paths.append(path)
         if files.is_folder(path):
-            found += _below(files, path)
-    return found
+            paths += _below(files, path)
+    return paths
 
 
 def _cat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
@@ -221,16 +221,17 @@ def _cp(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
         return failed("cp: needs 2 arguments")
     *sources, target = paths
     for source in sources:
-        whole = source.endswith("/.")
-        path = source[:-2] if whole else source
+        contents_only = source.endswith("/.")
+        path = source[:-2] if contents_only else source
         if not files.exists(path):
             return _missing("cp", path)
         if files.is_folder(path) and not set(options) & {"a", "r", "R"}:
             return failed(f"cp: {path}: is directory")
         if files.is_folder(path) and f"{posixpath.normpath(target)}/".startswith(f"{posixpath.normpath(path)}/"):
             return failed(f"cp: cannot copy {path} into itself")
-        into = target if whole or not files.is_folder(target) else posixpath.join(target, posixpath.basename(path))
-        _copy(files, path, into, keep_time="a" in options or "p" in options)
+        into_folder = files.is_folder(target) and not contents_only
+        destination = posixpath.join(target, posixpath.basename(path)) if into_folder else target
+        _copy(files, path, destination, keep_time="a" in options or "p" in options)
     return printed()
 
 
@@ -269,7 +270,7 @@ def _stat(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
 
 def _rights(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     """Does nothing, because there are no access rights; fails if a path is missing."""
-    paths = [one for one in arguments if one.startswith("/")]
+    paths = [argument for argument in arguments if argument.startswith("/")]
     missing = [path for path in paths if not files.exists(path)]
     return _missing("chmod", missing[0]) if missing else printed()
 
@@ -299,5 +300,5 @@ def _grep(files: FileSystem, arguments: Sequence[str], piped: bytes) -> Output:
     except re.error:
         return failed(f"grep: bad pattern {pattern}", 2)
     lines = text.decode("utf-8", "surrogateescape").splitlines()
-    kept = [line for line in lines if (fits.search(line) is None) == ("v" in options)]
-    return printed("".join(f"{line}\n" for line in kept), 0 if kept else 1)
+    matching = [line for line in lines if (fits.search(line) is None) == ("v" in options)]
+    return printed("".join(f"{line}\n" for line in matching), 0 if matching else 1)

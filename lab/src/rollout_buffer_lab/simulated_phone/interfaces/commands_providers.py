@@ -31,13 +31,13 @@ def provider_commands(handset: EmulatorState) -> Mapping[str, Command]:
 def _content(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     verb = arguments[0] if arguments else ""
     options = _options(arguments)
-    address = options.get("--uri", [""])[0].rstrip("/")
+    uri = options.get("--uri", [""])[0].rstrip("/")
     if verb == "query":
-        return _query(handset, address, options.get("--projection", [""])[0])
+        return _query(handset, uri, options.get("--projection", [""])[0])
     if verb == "delete":
-        return _delete(handset, address)
+        return _delete(handset, uri)
     if verb == "insert":
-        return _insert(handset, address, dict(_binding(text) for text in options.get("--bind", [])))
+        return _insert(handset, uri, dict(_binding(text) for text in options.get("--bind", [])))
     return failed(f"[ERROR] Unsupported operation: {verb}")
 
 
@@ -50,14 +50,15 @@ def _options(arguments: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _binding(text: str) -> tuple[str, str]:
+    """Returns name and value of ``NAME:TYPE:VALUE``."""
     name, _, rest = text.partition(":")
     return name, rest.partition(":")[2]
 
 
-def _query(handset: EmulatorState, address: str, projection: str) -> Output:
-    rows = _rows(handset, address)
+def _query(handset: EmulatorState, uri: str, projection: str) -> Output:
+    rows = _rows(handset, uri)
     if rows is None:
-        return failed(f"Error while accessing provider: {address}")
+        return failed(f"Error while accessing provider: {uri}")
     if not rows:
         return printed("No result found.\n")
     wanted = projection.split(":") if projection else None
@@ -69,52 +70,51 @@ def _query(handset: EmulatorState, address: str, projection: str) -> Output:
     return printed("".join(lines))
 
 
-def _rows(handset: EmulatorState, address: str) -> Sequence[_Row] | None:
+def _rows(handset: EmulatorState, uri: str) -> Sequence[_Row] | None:
     state = handset.state
-    if address in _SMS_FOLDERS:
-        kinds = _SMS_FOLDERS[address]
+    if uri in _SMS_FOLDERS:
+        kinds = _SMS_FOLDERS[uri]
         rows = state.sms_db.query("SELECT * FROM sms ORDER BY date DESC, _id DESC")
         return [row for row in rows if row["type"] in kinds]
-    if address in (*_PHONES, *_CONTACTS):
-        everyone = contacts(state)
-        known = [one for one in everyone if one.number] if address in _PHONES else everyone
-        return [{"_id": one.contact_id, "display_name": one.name, "number": one.number} for one in known]
-    if address.startswith(("content://call_log/", "content://media/")):
+    if uri in (*_PHONES, *_CONTACTS):
+        listed = [each for each in contacts(state) if each.number or uri in _CONTACTS]
+        return [{"_id": each.contact_id, "display_name": each.name, "number": each.number} for each in listed]
+    if uri.startswith(("content://call_log/", "content://media/")):
         return []
     return None
 
 
-def _delete(handset: EmulatorState, address: str) -> Output:
+def _delete(handset: EmulatorState, uri: str) -> Output:
     state = handset.state
-    if address in _SMS_FOLDERS:
-        kinds = ", ".join(str(kind) for kind in _SMS_FOLDERS[address])
+    if uri in _SMS_FOLDERS:
+        kinds = ", ".join(str(kind) for kind in _SMS_FOLDERS[uri])
         state.sms_db.execute(f"DELETE FROM sms WHERE type IN ({kinds})")
-    elif address == "content://media/external/downloads":
+    elif uri == "content://media/external/downloads":
         for path in state.files.files_under(f"{STORAGE}/Download"):
             state.files.remove(path)
-    elif not address.startswith(("content://call_log/", "content://media/")):
-        return failed(f"Error while accessing provider: {address}")
+    elif not uri.startswith(("content://call_log/", "content://media/")):
+        return failed(f"Error while accessing provider: {uri}")
     return printed()
 
 
-def _insert(handset: EmulatorState, address: str, values: Mapping[str, str]) -> Output:
+def _insert(handset: EmulatorState, uri: str, values: Mapping[str, str]) -> Output:
     state = handset.state
-    if address in _SMS_FOLDERS:
-        sent = address.endswith("/sent") or values.get("type") == "2"
+    if uri in _SMS_FOLDERS:
+        sent = uri.endswith("/sent") or values.get("type") == "2"
         date = values.get("date", "")
         date_ms = int(date) if date.isdecimal() else None
         insert_sms(state, values.get("address", ""), values.get("body", ""), sent=sent, date_ms=date_ms)
-    elif address in _CONTACTS:
+    elif uri in _CONTACTS:
         first, _, last = values.get("display_name", "").partition(" ")
         add_contact(state, first, last, values.get("number", ""))
     else:
-        return failed(f"Error while accessing provider: {address}")
+        return failed(f"Error while accessing provider: {uri}")
     return printed()
 
 
 def _sqlite3(handset: EmulatorState, arguments: Sequence[str], piped: bytes) -> Output:
     """Runs the statements on a database file; rows are printed with ``|`` between the columns."""
-    words = [one for one in arguments if not one.startswith("-")]
+    words = [argument for argument in arguments if not argument.startswith("-")]
     if not words:
         return failed("sqlite3: no database named")
     path, sql = words[0], " ".join(words[1:]) or piped.decode("utf-8", "replace")
@@ -129,4 +129,4 @@ def _sqlite3(handset: EmulatorState, arguments: Sequence[str], piped: bytes) -> 
         return failed(f"Error: in prepare, {error}")
     finally:
         scratch.close()
-    return printed("".join("|".join("" if one is None else str(one) for one in row) + "\n" for row in rows))
+    return printed("".join("|".join("" if value is None else str(value) for value in row) + "\n" for row in rows))

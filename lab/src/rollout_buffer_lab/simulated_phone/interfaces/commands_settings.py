@@ -63,7 +63,7 @@ def _svc(handset: EmulatorState, arguments: Sequence[str]) -> Output:
 
 
 def _cmd(handset: EmulatorState, arguments: Sequence[str]) -> Output:
-    """Switches airplane mode and "do not disturb"; other services take everything."""
+    """Switches airplane mode and "do not disturb"; other commands do nothing and succeed."""
     settings = handset.state.settings
     if list(arguments[:2]) == ["connectivity", "airplane-mode"]:
         settings.put("global", "airplane_mode_on", str(int(arguments[-1] == "enable")))

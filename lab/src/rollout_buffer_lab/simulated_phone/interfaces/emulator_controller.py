@@ -40,10 +40,10 @@ def serve_emulator_controller(
     )
     emulator_controller_pb2_grpc.add_EmulatorControllerServicer_to_server(servicer_of(handset, faults), server)
     try:
-        bound = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
+        bound_port = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
     except RuntimeError as error:
         raise OSError(f"gRPC port {port} is taken: {error}") from error
-    if bound != port:
+    if bound_port != port:
         raise OSError(f"gRPC port {port} is taken")
     server.start()
     return server
@@ -70,8 +70,8 @@ def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
             return messages.Image(format=image_format, image=pixels)
 
         def sendTouch(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
-            for one in request.touches:
-                touch.moved(one.x, one.y, one.pressure > 0)
+            for event in request.touches:
+                touch.moved(event.x, event.y, event.pressure > 0)
             return empty_pb2.Empty()
 
         def sendKey(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
@@ -86,7 +86,7 @@ def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
 
 
 def _recording(recorder: ExchangeRecorder) -> Any:
-    """Makes the interceptor that writes calls down."""
+    """Makes the interceptor that records calls."""
     import grpc
 
     class Recording(grpc.ServerInterceptor):  # type: ignore[misc]  # untyped base
@@ -108,13 +108,13 @@ def _recording(recorder: ExchangeRecorder) -> Any:
 
 def comparable(name: str, reply: Any) -> bytes:
     """Returns the answer to a call, without its time, and with a digest in place of pixels."""
-    kept = type(reply)()
-    kept.CopyFrom(reply)
+    copy = type(reply)()
+    copy.CopyFrom(reply)
     if name == "getStatus":
-        kept.uptime = 0
+        copy.uptime = 0
     if name == "getScreenshot":
-        kept.image = hashlib.sha256(reply.image).digest()
-    serialized: bytes = kept.SerializeToString(deterministic=True)
+        copy.image = hashlib.sha256(reply.image).digest()
+    serialized: bytes = copy.SerializeToString(deterministic=True)
     return serialized
 
 
@@ -134,9 +134,9 @@ class Touch:
                 self._last = (x, y)
                 self._down = self._down or (x, y, time.monotonic())
                 return
-            begun, self._down = self._down, None
-            if begun is not None:
-                self._lifted(*begun)
+            start, self._down = self._down, None
+            if start is not None:
+                self._lifted(*start)
 
     def _lifted(self, x: int, y: int, since: float) -> None:
         held_s = time.monotonic() - since

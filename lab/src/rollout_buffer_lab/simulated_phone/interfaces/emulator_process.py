@@ -2,7 +2,7 @@
 
 Started as ``python -m …emulator_process --folder FOLDER -avd NAME -port 5556 -grpc 8556 …``. The phones' sockets lie in
 FOLDER. ``fault_plan`` describes its fault files; if a folder ``exchanges`` is in it, every command is
-recorded there. Arguments of the real emulator that mean nothing here are taken without a word.
+recorded there. Arguments of the real emulator that have no use here are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOCK_FILE = "hardware-qemu.ini.lock"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmulatorArguments:
-    """What the command line said."""
+    """The command line, parsed."""
 
     folder: Path
     avd_name: str
@@ -70,7 +70,7 @@ class EmulatorArguments:
 
 
 class Emulator:
-    """One running phone with its two fronts. ``close`` ends both."""
+    """One running phone with its two interfaces, gRPC and adb. ``close`` ends both."""
 
     def __init__(self, arguments: EmulatorArguments, faults: Faults, off: threading.Event | None = None) -> None:
         """``off`` is set when Android is shut down."""
@@ -84,7 +84,7 @@ class Emulator:
         self._recorder = _recorder(arguments)
         self._forwarder = AccessibilityForwarder(self.handset)
         self._late_inputs = LateInputs(self._run)
-        self._spell_ends: threading.Timer | None = None
+        self._end_of_faults: threading.Timer | None = None
         self.set_faults(faults)
         self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults, self._recorder)
         self._socket_path = arguments.folder / f"{arguments.serial}.sock"
@@ -95,9 +95,9 @@ class Emulator:
 
     def answer(self, words: Sequence[str]) -> Output:
         """Answers one adb command, as the faults allow."""
-        spell = self._plan.spell(words[-1]) if list(words[:3]) == ["shell", "input", "text"] else None
-        if spell is not None:
-            self._begin(spell)
+        trigger = self._plan.trigger(words[-1]) if list(words[:3]) == ["shell", "input", "text"] else None
+        if trigger is not None:
+            self._begin_faults(trigger)
         if self._faults.hangs:
             threading.Event().wait()
         if self._faults.offline:
@@ -110,7 +110,7 @@ class Emulator:
         is_input = list(words[:2]) == ["shell", "input"]
         if is_input:
             self._count_input()
-        if spell is not None:
+        if trigger is not None:
             return printed()
         if is_input and (self._faults.slow_screen_s > 0 or self._late_inputs.pending):
             self._late_inputs.put(words, self._faults.slow_screen_s)
@@ -133,14 +133,14 @@ class Emulator:
         self._forwarder.wake()
         return output
 
-    def _begin(self, spell: FaultTrigger) -> None:
-        self._plan.add_next_boots(spell.next_boots)
-        self.set_faults(spell.faults)
-        if self._spell_ends is not None:  # it was meant for the spell before
-            self._spell_ends.cancel()
-        self._spell_ends = threading.Timer(spell.for_s, self.set_faults, [Faults()])
-        if spell.for_s > 0:
-            self._spell_ends.start()
+    def _begin_faults(self, trigger: FaultTrigger) -> None:
+        self._plan.add_next_boots(trigger.next_boots)
+        self.set_faults(trigger.faults)
+        if self._end_of_faults is not None:  # of the trigger before
+            self._end_of_faults.cancel()
+        self._end_of_faults = threading.Timer(trigger.for_s, self.set_faults, [Faults()])
+        if trigger.for_s > 0:
+            self._end_of_faults.start()
 
     def close(self) -> None:
         """Stops serving."""
@@ -163,9 +163,9 @@ class Emulator:
 
 
 class LateInputs:
-    """Touches, keys and texts of a slow device: each is done some time after it came, in the order in which they came.
+    """Touches, keys and texts of a slow device: each is done some time after its arrival, in the order of arrival.
 
-    ``pending`` is true while one that came is not done yet: what comes then has to wait behind it.
+    ``pending`` is true while an input is not done yet; one that arrives then has to wait for it.
     """
 
     def __init__(self, run: Callable[[Sequence[str]], object]) -> None:
@@ -180,11 +180,11 @@ class LateInputs:
         return self._waiting.unfinished_tasks > 0
 
     def put(self, words: Sequence[str], after_s: float) -> None:
-        """Does the input after so many seconds, and after those before it."""
+        """Queues an input, which is done after so many seconds and after the inputs before it."""
         self._waiting.put((time.monotonic() + after_s, words))
 
     def close(self) -> None:
-        """Ends without doing what still waits."""
+        """Ends without doing the inputs that still wait."""
         self._closed.set()
         self._waiting.put(None)
         self._thread.join(timeout=5.0)
@@ -229,7 +229,7 @@ class _AdbRequest(socketserver.StreamRequestHandler):
         stream = words[:1] == ["logcat"] and "-c" not in words and "-d" not in words
         self._reply(self.server.emulator.answer(words), stream=stream)
         if stream:
-            self.rfile.read()  # until the reader hangs up
+            self.rfile.read()  # until the client closes the connection
 
     def _reply(self, output: Output, *, stream: bool) -> None:
         head = json.dumps({"code": output.code, "size": len(output.text), "stream": stream})
@@ -267,17 +267,17 @@ def _avd_problem(name: str) -> str:
     if not (folder / "config.ini").is_file():
         return f"Unknown AVD name [{name}]: there is no {folder / 'config.ini'}"
     lock = folder / _LOCK_FILE
-    if lock.is_file() and _runs(lock.read_text().strip()):
+    if lock.is_file() and _is_running(lock.read_text().strip()):
         return f"Running multiple emulators with the same AVD is not possible ({name})"
     return ""
 
 
-def _runs(pid: str) -> bool:
+def _is_running(pid: str) -> bool:
     return pid.isdecimal() and Path(f"/proc/{pid}").is_dir()
 
 
 class _AvdLock:
-    """Marks the device's files as in use while the emulator runs; one of the two marks stays, as with the real one."""
+    """Marks the device's files as in use by two lock files; one of them stays, as with the real emulator."""
 
     def __init__(self, name: str) -> None:
         self._path = _avd_folder(name) / _LOCK_FILE

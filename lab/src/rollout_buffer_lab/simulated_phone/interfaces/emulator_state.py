@@ -28,7 +28,7 @@ _PROVIDERS = {
 
 
 class EmulatorState:
-    """One phone that stays switched on: all of its state outlives episodes. ``lock`` guards everything below it."""
+    """One phone that stays switched on: all of its state outlives episodes. ``lock`` guards the other attributes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -106,7 +106,7 @@ class AppWithoutScreens(App):
     """An app of which there is nothing but its package and its files."""
 
     def first_page(self) -> Page:
-        """Says so."""
+        """Returns a page that says so."""
         return _NothingToSee(self)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Output
 
-_PLACE_ON_HOST = "{host file}"
+_HOST_FILE = "{host file}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,11 +29,11 @@ class Exchange:
 
     def with_file(self, path: Path) -> list[str]:
         """Returns the arguments with a file of this host in place of the recorded one."""
-        return [str(path) if word == _PLACE_ON_HOST else word for word in self.arguments]
+        return [str(path) if word == _HOST_FILE else word for word in self.arguments]
 
     def text_on(self, path: Path) -> bytes:
         """Returns the answer with that file's name in it."""
-        return self.output.text.replace(_PLACE_ON_HOST.encode(), str(path).encode())
+        return self.output.text.replace(_HOST_FILE.encode(), str(path).encode())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +62,11 @@ class ExchangeRecorder:
     def record(self, words: Sequence[str], output: Output) -> None:
         """Writes one exchange. Called when it is over, so that a pulled file is there."""
         verb = words[0] if words else ""
-        place = {"push": 1, "pull": 2, "install": len(words) - 1}.get(verb)
-        host_file = words[place] if place is not None and place < len(words) else None
+        position = {"push": 1, "pull": 2, "install": len(words) - 1}.get(verb)
+        host_file = words[position] if position is not None and position < len(words) else None
         content = Path(host_file).read_bytes() if host_file and Path(host_file).is_file() else None
-        arguments = [_PLACE_ON_HOST if place == number else word for number, word in enumerate(words)]
-        text = output.text.replace(host_file.encode(), _PLACE_ON_HOST.encode()) if host_file else output.text
+        arguments = [_HOST_FILE if position == number else word for number, word in enumerate(words)]
+        text = output.text.replace(host_file.encode(), _HOST_FILE.encode()) if host_file else output.text
         line = {
             "arguments": arguments,
             "code": output.code,
@@ -82,7 +82,7 @@ class ExchangeRecorder:
         )
 
     def remark(self, **fields: Any) -> None:
-        """Writes a line of one's own."""
+        """Writes a comment of the program that drives the phone."""
         self._write({"remark": fields})
 
     def _write(self, line: Mapping[str, Any]) -> None:
@@ -91,7 +91,7 @@ class ExchangeRecorder:
 
 
 def read_session(path: Path) -> Iterator[Exchange | Call | Annotation]:
-    """Yields everything that was recorded, in its order."""
+    """Yields everything that was recorded, in order."""
     for line in path.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
         if "remark" in entry:

@@ -1,4 +1,4 @@
-"""The ``adb`` program of simulated phones: carries its arguments to a phone's socket and its answer back.
+"""The ``adb`` program of simulated phones: carries its arguments to a phone's socket and the phone's answer back.
 
 Run as ``python fake_adb.py FOLDER ARGS``, where FOLDER holds one socket for each phone, named after its serial. It uses
 nothing but the standard library, and as little of it as it can, because it is started for every single command.
@@ -27,7 +27,7 @@ def _answer(folder: str, serial: str, arguments: list[str]) -> int:
         sys.stdout.buffer.write(stream.read(head["size"]))
         sys.stdout.buffer.flush()
         if head.get("stream"):
-            stream.read()  # a log that never ends: until the phone or the reader is gone
+            stream.read()  # logcat ends only when the phone is gone
         return int(head["code"])
 
 
@@ -43,7 +43,7 @@ def _devices(folder: str) -> int:
 
 
 def _server_command(folder: str, port: str, verb: str) -> int:
-    """Logs a command to the adb server, which does not exist here, so that tests see what a shared one would get."""
+    """Logs a command for the adb server, which does not exist here: tests read what a shared server would get."""
     with open(os.path.join(folder, _LOG), "a", encoding="utf-8") as log:
         log.write(f"{port} {verb}\n")
     return 0
@@ -54,9 +54,12 @@ def main(words: list[str]) -> int:
     folder, words = words[0], words[1:]
     port = os.environ.get("ANDROID_ADB_SERVER_PORT", "5037")
     serial = os.environ.get("ANDROID_SERIAL", "")
-    while words[:1] and words[0] in ("-P", "-s", "-H", "-L"):
+    while words and words[0] in ("-P", "-s", "-H", "-L"):
         option, value, words = words[0], words[1], words[2:]
-        port, serial = (value if option == "-P" else port), (value if option == "-s" else serial)
+        if option == "-P":
+            port = value
+        if option == "-s":
+            serial = value
     verb = words[0] if words else ""
     if verb in ("start-server", "kill-server"):
         return _server_command(folder, port, verb)

@@ -1,8 +1,9 @@
 """Planned faults, in files next to the phones' sockets: for a boot, or for when a word is typed.
 
-``faults.json`` holds for every emulator that starts. ``next_boots.jsonl`` has one line of faults for each of the next
-starts, each of which removes the first line. ``spells.json`` maps a word to faults that begin when just this word is
-typed on a phone, so that an episode can bring a fault about in its very middle, on whatever phone it happens to play.
+``faults.json`` has the faults of every emulator that starts. ``next_boots.jsonl`` has one line of faults for each of
+the next starts; a start takes its first line instead of ``faults.json``, and removes it. ``triggers.json`` maps a word
+to faults that begin when exactly this word is typed on a phone, so that an episode can cause a fault in its middle, on
+whatever phone it is played.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultTrigger:
-    """What a typed word brings about: faults, for how long (0: for good), and faults of the next boots anywhere."""
+    """What a typed word causes: faults, for how many seconds (0: for good), and faults of any phones' next boots."""
 
     faults: Faults
     for_s: float = 0.0
@@ -32,7 +33,7 @@ class FaultPlan:
     def __init__(self, folder: Path) -> None:
         self._always = folder / "faults.json"
         self._next = folder / "next_boots.jsonl"
-        self._spells = folder / "spells.json"
+        self._triggers = folder / "triggers.json"
 
     def set_boot_faults(self, faults: Faults) -> None:
         """Sets the faults of every emulator started from now on."""
@@ -42,11 +43,11 @@ class FaultPlan:
         """Sets the faults of the next starts, one each."""
         with self._next.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            file.writelines(one.to_json() + "\n" for one in faults)
+            file.writelines(each.to_json() + "\n" for each in faults)
 
-    def set_spells(self, spells: Mapping[str, FaultTrigger]) -> None:
+    def set_triggers(self, triggers: Mapping[str, FaultTrigger]) -> None:
         """Sets the faults that typed words trigger."""
-        self._spells.write_text(json.dumps({word: asdict(spell) for word, spell in spells.items()}))
+        self._triggers.write_text(json.dumps({word: asdict(trigger) for word, trigger in triggers.items()}))
 
     def of_this_boot(self) -> Faults:
         """Returns the faults of an emulator that starts now."""
@@ -55,17 +56,17 @@ class FaultPlan:
             return Faults.from_json(line)
         return Faults.from_json(self._always.read_text()) if self._always.exists() else Faults()
 
-    def spell(self, word: str) -> FaultTrigger | None:
+    def trigger(self, word: str) -> FaultTrigger | None:
         """Returns what typing the word triggers; None for other words."""
-        if not self._spells.exists():
+        if not self._triggers.exists():
             return None
-        entry: dict[str, Any] | None = json.loads(self._spells.read_text()).get(word)
+        entry: dict[str, Any] | None = json.loads(self._triggers.read_text()).get(word)
         if entry is None:
             return None
         return FaultTrigger(
             faults=Faults(**entry["faults"]),
             for_s=entry["for_s"],
-            next_boots=tuple(Faults(**one) for one in entry["next_boots"]),
+            next_boots=tuple(Faults(**values) for values in entry["next_boots"]),
         )
 
     def _take_line(self) -> str:

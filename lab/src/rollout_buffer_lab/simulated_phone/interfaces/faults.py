@@ -1,4 +1,4 @@
-"""What can be made to go wrong with a simulated emulator, for tests of whatever holds devices."""
+"""Faults that tests give to a simulated emulator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Faults:
-    """Faults of one emulator; without any it is well.
+    """Faults of one emulator; by default none.
 
     ``exit_at_start``: the process ends before it serves anything. ``never_boots``: it serves, and reports that it has
     not booted. ``boot_s``: seconds until it has. ``hangs``: adb commands to the device do not return. ``offline``: they
     fail. ``dead_forwarder``: the accessibility forwarder sends nothing any more. ``slow_trees_s``: seconds between the
     moment it looks at the screen and the moment it sends what it saw, one tree after the other. ``slow_screen_s``:
-    seconds between a touch and its effect. ``crash_after_inputs``: the process is gone at this many-th touch, text or
-    key. ``half_screens``: ``screencap`` hands out the first half of its image. ``never_idle``: ``uiautomator`` waits in
-    vain for the screen to stand still.
+    seconds between a touch and its effect. ``crash_after_inputs``: the process ends at the touch, text or key with
+    this number. ``half_screens``: ``screencap`` returns the first half of its image. ``never_idle``: ``uiautomator``
+    refuses, as while the screen moves.
     """
 
     exit_at_start: bool = False

@@ -83,7 +83,7 @@ def _adb_controller_of(handset: EmulatorState, config: Any) -> Any:
 
         def execute_command(self, args: list[str], timeout: float | None = None, device_specific: bool = True) -> bytes:
             if not device_specific:
-                return b""  # of a server, which there is none of
+                return b""  # a command for the adb server, which does not exist here
             output = shell.run(args)
             if output.code != 0:
                 raise errors.AdbControllerError(f"adb {' '.join(args)}: {output.text.decode(errors='replace')}")
@@ -101,13 +101,13 @@ def _silent_log() -> Any:
 
         def __init__(self) -> None:
             super().__init__(verbose=False)
-            self._over = threading.Event()
+            self._stopped = threading.Event()
 
         def _get_stream_output(self) -> Iterator[str]:
-            while not self._over.wait(0.1):
+            while not self._stopped.wait(0.1):
                 yield ""
 
         def stop_stream(self) -> None:
-            self._over.set()
+            self._stopped.set()
 
     return PhoneLog()

@@ -1,7 +1,7 @@
 """The part of the shell's language that ``adb shell`` gets: quoting, pipes, lists, redirection, ``if``, ``*``.
 
-``run_script`` parses a script and runs its commands through a table. Not here: variables, substitution, loops, jobs.
-Other syntax gives the shell's exit code for a syntax error (2) and a message.
+``run_script`` parses a script and runs its commands through a table. Variables, substitution, loops and jobs are not
+supported. Other syntax gives the shell's exit code for a syntax error (2) and a message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeVar
 COMMAND_NOT_FOUND = 127
 SYNTAX_ERROR = 2
 _OPERATORS = ("&&", "||", ">>", "|", ";", "\n", ">", "<")
-_COMPLAINT_OPERATORS = ("2>&1", "2>>", "2>")
+_STDERR_OPERATORS = ("2>&1", "2>>", "2>")
 _GLOB = "*?"
 _Device = TypeVar("_Device")
 
@@ -83,7 +83,7 @@ class _Word:
     quoted: bool
 
     @property
-    def wild(self) -> bool:
+    def has_wildcards(self) -> bool:
         plain = self.pattern.replace("\0*", "").replace("\0?", "")
         return any(character in plain for character in _GLOB)
 
@@ -124,40 +124,40 @@ class _WordMaker:
 def _tokens(script: str) -> list[_Token]:
     tokens: list[_Token] = []
     word = _WordMaker()
-    place = 0
-    while place < len(script):
-        known = _OPERATORS if word.begun else (*_COMPLAINT_OPERATORS, *_OPERATORS)
-        operator = next((one for one in known if script.startswith(one, place)), None)
-        character = script[place]
+    position = 0
+    while position < len(script):
+        operators = _OPERATORS if word.begun else (*_STDERR_OPERATORS, *_OPERATORS)
+        operator = next((operator for operator in operators if script.startswith(operator, position)), None)
+        character = script[position]
         if character in "'\"":
-            place = _read_quoted(script, place, word)
-        elif character == "\\" and place + 1 < len(script):
-            word.add(script[place + 1], quoted=True)
-            place += 2
+            position = _read_quoted(script, position, word)
+        elif character == "\\" and position + 1 < len(script):
+            word.add(script[position + 1], quoted=True)
+            position += 2
         elif operator is not None:
             tokens += [*word.finish(), operator]
-            place += len(operator)
+            position += len(operator)
         elif character in " \t\r":
             tokens += word.finish()
-            place += 1
+            position += 1
         else:
             word.add(character, quoted=False)
-            place += 1
+            position += 1
     return [*tokens, *word.finish()]
 
 
 def _read_quoted(script: str, start: int, word: _WordMaker) -> int:
-    """Reads a quoted part into the word; returns the place behind its closing quote."""
-    quote, place = script[start], start + 1
+    """Reads a quoted part into the word; returns the position behind its closing quote."""
+    quote, position = script[start], start + 1
     word.open_quote()
-    while place < len(script) and script[place] != quote:
-        if quote == '"' and script[place] == "\\" and script[place + 1 : place + 2] in ('"', "\\", "$", "`"):
-            place += 1
-        word.add(script[place], quoted=True)
-        place += 1
-    if place >= len(script):
+    while position < len(script) and script[position] != quote:
+        if quote == '"' and script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "$", "`"):
+            position += 1
+        word.add(script[position], quoted=True)
+        position += 1
+    if position >= len(script):
         raise _SyntaxError("no closing quote")
-    return place + 1
+    return position + 1
 
 
 # ---- grammar ---------------------------------------------------------------------------------------------------------
@@ -191,25 +191,25 @@ class _List:
 class _Parser:
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
-        self._place = 0
+        self._position = 0
 
     def script(self) -> _List:
         parsed = self._list(())
-        if self._place < len(self._tokens):
+        if self._position < len(self._tokens):
             raise _SyntaxError(f"unexpected {self._shown()}")
         return parsed
 
     def _list(self, ends: tuple[str, ...]) -> _List:
         """Reads pipelines up to one of the reserved words, which is left to be read."""
         parsed, operator = _List(), ";"
-        while self._place < len(self._tokens) and not self._at_word(*ends):
-            token = self._tokens[self._place]
+        while self._position < len(self._tokens) and not self._at_word(*ends):
+            token = self._tokens[self._position]
             if token in (";", "\n"):
                 operator = ";"
-                self._place += 1
+                self._position += 1
             elif token in ("&&", "||") and parsed.parts:
                 operator = str(token)
-                self._place += 1
+                self._position += 1
             else:
                 parsed.parts.append((operator, self._pipeline()))
                 operator = ";"
@@ -217,8 +217,8 @@ class _Parser:
 
     def _pipeline(self) -> list[_Stage]:
         stages = [self._stage()]
-        while self._place < len(self._tokens) and self._tokens[self._place] == "|":
-            self._place += 1
+        while self._position < len(self._tokens) and self._tokens[self._position] == "|":
+            self._position += 1
             stages.append(self._stage())
         return stages
 
@@ -241,13 +241,13 @@ class _Parser:
 
     def _simple(self) -> _Simple:
         command = _Simple()
-        while self._place < len(self._tokens):
-            token = self._tokens[self._place]
+        while self._position < len(self._tokens):
+            token = self._tokens[self._position]
             if isinstance(token, _Word):
                 command.words.append(token)
-                self._place += 1
+                self._position += 1
             elif token == "2>&1":
-                self._place += 1  # both streams are one here anyway
+                self._position += 1  # both streams are one here anyway
             elif token in (">", ">>", "<", "2>", "2>>"):
                 self._redirection(command, token)
             else:
@@ -257,29 +257,29 @@ class _Parser:
         return command
 
     def _redirection(self, command: _Simple, operator: str) -> None:
-        self._place += 1
-        name = self._tokens[self._place] if self._place < len(self._tokens) else None
+        self._position += 1
+        name = self._tokens[self._position] if self._position < len(self._tokens) else None
         if not isinstance(name, _Word):
             raise _SyntaxError(f"no file after {operator}")
-        self._place += 1
+        self._position += 1
         if operator.startswith("2"):
-            return  # complaints are not kept apart here
+            return  # stderr is not kept apart here
         if operator == "<":
             command.source = name
         else:
             command.target, command.append = name, operator == ">>"
 
     def _at_word(self, *words: str) -> bool:
-        token = self._tokens[self._place] if self._place < len(self._tokens) else None
+        token = self._tokens[self._position] if self._position < len(self._tokens) else None
         return isinstance(token, _Word) and not token.quoted and token.text in words
 
     def _expect(self, word: str) -> None:
         if not self._at_word(word):
             raise _SyntaxError(f"{word} expected, not {self._shown()}")
-        self._place += 1
+        self._position += 1
 
     def _shown(self) -> str:
-        token = self._tokens[self._place] if self._place < len(self._tokens) else "the end"
+        token = self._tokens[self._position] if self._position < len(self._tokens) else "the end"
         return repr(token.text if isinstance(token, _Word) else token)
 
 
@@ -303,7 +303,7 @@ class _Runner:
     def _pipe(self, stages: Sequence[_Stage]) -> Output:
         output = Output()
         for stage in stages:
-            output = self._if(stage) if isinstance(stage, _If) else self._one(stage, output.text)
+            output = self._if(stage) if isinstance(stage, _If) else self._run_simple(stage, output.text)
         return output
 
     def _if(self, stage: _If) -> Output:
@@ -311,7 +311,7 @@ class _Runner:
         chosen = self.run(stage.then if condition.code == 0 else stage.otherwise)
         return Output(code=chosen.code, text=condition.text + chosen.text)
 
-    def _one(self, command: _Simple, piped: bytes) -> Output:
+    def _run_simple(self, command: _Simple, piped: bytes) -> Output:
         words = [text for word in command.words for text in self._expanded(word)]
         try:
             if command.source is not None:
@@ -341,4 +341,4 @@ class _Runner:
 
     def _expanded(self, word: _Word) -> list[str]:
         """Returns the paths that a word with wildcards matches; the word itself if it has none, or nothing matches."""
-        return (self._files.expand(word.pattern) or [word.text]) if word.wild else [word.text]
+        return (self._files.expand(word.pattern) or [word.text]) if word.has_wildcards else [word.text]

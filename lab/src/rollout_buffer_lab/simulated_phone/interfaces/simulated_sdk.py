@@ -15,15 +15,15 @@ from pathlib import Path
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultPlan
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 
-_FRONTS = Path(__file__).parent
+_PROGRAMS = Path(__file__).parent
 _MODULE = f"{__package__}.emulator_process"
-_SOURCES = _FRONTS.parents[2]
-"""What the device workers' Python lacks."""
+_SOURCES = _PROGRAMS.parents[2]
+"""The folder of this package, for the device workers' Python, which may not have it installed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedSdk:
-    """Where things lie. ``folder`` is short, because the sockets of Unix allow no more than about a hundred bytes."""
+    """The paths of the SDK. ``folder`` must be short: the path of a Unix socket may have about a hundred bytes."""
 
     folder: Path
     avd_name: str
@@ -40,17 +40,17 @@ class SimulatedSdk:
 
     @property
     def avd_home(self) -> Path:
-        """Where virtual devices lie."""
+        """The folder of the virtual devices."""
         return self.folder / "avd"
 
     @property
     def devices(self) -> Path:
-        """Where the phones' sockets lie."""
+        """The folder of the phones' sockets."""
         return self.folder / "devices"
 
     @property
     def fault_plan(self) -> FaultPlan:
-        """What is laid out to go wrong."""
+        """The planned faults."""
         return FaultPlan(self.devices)
 
     def set_faults(self, serial: str, faults: Faults) -> None:
@@ -67,7 +67,7 @@ def make_simulated_sdk(folder: Path, *, python: str = sys.executable, avd_name: 
     for path in (sdk.emulator_path.parent, sdk.adb_path.parent, sdk.devices, sdk.avd_home / f"{avd_name}.avd"):
         path.mkdir(parents=True, exist_ok=True)
     run = shlex.quote(python)
-    _write_program(sdk.adb_path, f"{run} -S -E {shlex.quote(str(_FRONTS / 'fake_adb.py'))} {_quoted(sdk.devices)}")
+    _write_program(sdk.adb_path, f"{run} -S -E {shlex.quote(str(_PROGRAMS / 'fake_adb.py'))} {_quoted(sdk.devices)}")
     sources = f"PYTHONPATH={_quoted(_SOURCES)}${{PYTHONPATH:+:$PYTHONPATH}}"
     _write_program(sdk.emulator_path, f"env {sources} {run} -m {_MODULE} --folder {_quoted(sdk.devices)}")
     avd = sdk.avd_home / f"{avd_name}.avd"

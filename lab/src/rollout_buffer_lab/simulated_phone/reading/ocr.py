@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """Adjacent columns with ink. Most letters are each piece, a double quote is two. ``key`` is its size and pixels."""
+    """Adjacent columns with ink. Most letters are one piece, a double quote is two. ``key`` is its size and pixels."""
 
     left: int
     right: int
@@ -89,7 +89,7 @@ def read_line(surfaces: SurfaceMap, box: Box) -> Line | None:
         return None
     pieces = list(_pieces(surfaces, box))
     style = _common_style(pieces, surface)
-    return Line(text=_spell(pieces, surface, style), box=box, surface=surface, style=style)
+    return Line(text=_text_of(pieces, surface, style), box=box, surface=surface, style=style)
 
 
 def _pieces(surfaces: SurfaceMap, box: Box) -> Iterator[_Piece]:
@@ -121,7 +121,7 @@ def _common_style(pieces: Sequence[_Piece], surface: Surface) -> TextStyle | Non
     return min(style for style, count in votes.items() if count == most)
 
 
-def _spell(pieces: Sequence[_Piece], surface: Surface, style: TextStyle | None) -> str:
+def _text_of(pieces: Sequence[_Piece], surface: Surface, style: TextStyle | None) -> str:
     if style is None:
         return UNREADABLE * len(pieces)
     text, cell_end, index = "", None, 0

@@ -95,12 +95,12 @@ def boxes(mask: Mask, *, row_gap: int = 1, column_gap: int = 1) -> list[Box]:
 
     Gaps smaller than ``row_gap`` rows or ``column_gap`` columns do not cut. The boxes are in reading order.
     """
-    found: list[Box] = []
-    _cut(mask, 0, 0, row_gap, column_gap, found)
-    return found
+    parts: list[Box] = []
+    _cut(mask, 0, 0, row_gap, column_gap, parts)
+    return parts
 
 
-def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, found: list[Box]) -> None:
+def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, parts: list[Box]) -> None:
     """Cuts the mask into bands of rows, each band into columns, and each column again unless its band has only one."""
     bands = _runs(np.any(mask, axis=1), row_gap)
     for band_top, band_bottom in bands:
@@ -114,10 +114,10 @@ def _cut(mask: Mask, left: int, top: int, row_gap: int, column_gap: int, found: 
                     right=left + column_right,
                     bottom=top + band_bottom,
                 )
-                found.append(box)
+                parts.append(box)
             else:
                 part = band[:, column_left:column_right]
-                _cut(part, left + column_left, top + band_top, row_gap, column_gap, found)
+                _cut(part, left + column_left, top + band_top, row_gap, column_gap, parts)
 
 
 def _runs(filled: Mask, gap: int) -> list[tuple[int, int]]:

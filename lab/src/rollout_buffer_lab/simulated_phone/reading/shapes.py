@@ -46,14 +46,14 @@ class IconShape:
 
 def button_boxes(surfaces: SurfaceMap, surface: Surface) -> list[Box]:
     """Returns the filled shapes of one colour that are large enough for a button."""
-    found = boxes(surfaces.mask(surface))
-    return [box for box in found if box.width >= _MIN_BUTTON and box.height >= _MIN_BUTTON]
+    same_color = boxes(surfaces.mask(surface))
+    return [box for box in same_color if box.width >= _MIN_BUTTON and box.height >= _MIN_BUTTON]
 
 
 def fields(surfaces: SurfaceMap) -> list[FieldShape]:
     """Returns the text fields."""
     filled = surfaces.mask(Surface.FIELD, Surface.FIELD_SELECTION)
-    found = []
+    shapes = []
     for box in boxes(filled, row_gap=4, column_gap=4):
         if box.width < _MIN_FIELD or box.height < _MIN_FIELD // 2:
             continue
@@ -61,13 +61,13 @@ def fields(surfaces: SurfaceMap) -> list[FieldShape]:
         inside = surfaces.indices[box.top : box.bottom, box.left : box.right]
         focused = bool((edge == index_of(Surface.FIELD_EDGE_FOCUSED)).any())
         selected = bool((inside == index_of(Surface.FIELD_SELECTION)).any())
-        found.append(FieldShape(box=box, focused=focused, selected=selected))
-    return found
+        shapes.append(FieldShape(box=box, focused=focused, selected=selected))
+    return shapes
 
 
 def sliders(surfaces: SurfaceMap) -> list[SliderShape]:
     """Returns the sliders. At an end of the track the thumb hides it, so there the thumb's middle is the end."""
-    found = []
+    shapes = []
     for box in boxes(surfaces.mask(Surface.SLIDER_DONE, Surface.SLIDER_REST, Surface.SLIDER_THUMB)):
         area = surfaces.indices[box.top : box.bottom, box.left : box.right]
         thumb, done, rest = (
@@ -80,24 +80,24 @@ def sliders(surfaces: SurfaceMap) -> list[SliderShape]:
         right = rest[1] if rest else middle
         value = (middle - left) / (right - left) if right > left else 0.0
         track = Box(left=box.left + round(left), top=box.top, right=box.left + round(right), bottom=box.bottom)
-        found.append(SliderShape(track=track, value=value))
-    return found
+        shapes.append(SliderShape(track=track, value=value))
+    return shapes
 
 
 def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
     """Yields the icons above the row ``bottom``, on tiles and without."""
     ink = surfaces.indices[:bottom] == index_of(Surface.ICON_INK)
-    free = ink.copy()
+    ink_off_tiles = ink.copy()
     for surface in (Surface.ICON_BUTTON, *APP_TILES):
         for box in boxes(surfaces.indices[:bottom] == index_of(surface), row_gap=3, column_gap=3):
             if box.width < ICON_DOTS or box.height < ICON_DOTS:
                 continue
-            free[box.top : box.bottom, box.left : box.right] = False
+            ink_off_tiles[box.top : box.bottom, box.left : box.right] = False
             name = _name_of(ink[box.top : box.bottom, box.left : box.right])
             if name is not None:
                 yield IconShape(name=name, box=box, on_app_tile=surface in APP_TILES)
-    for box in boxes(free, row_gap=_ROW_ICON_GAP, column_gap=_ROW_ICON_GAP):
-        name = _name_of(free[box.top : box.bottom, box.left : box.right])
+    for box in boxes(ink_off_tiles, row_gap=_ROW_ICON_GAP, column_gap=_ROW_ICON_GAP):
+        name = _name_of(ink_off_tiles[box.top : box.bottom, box.left : box.right])
         if name is not None:
             yield IconShape(name=name, box=box)
 
@@ -105,8 +105,8 @@ def icons(surfaces: SurfaceMap, bottom: int) -> Iterator[IconShape]:
 def status_icons(surfaces: SurfaceMap) -> set[str]:
     """Returns the names of the icons in the status bar."""
     ink = surfaces.indices[:40] == index_of(Surface.STATUS_ICON)
-    found = (_name_of(ink[box.top : box.bottom, box.left : box.right]) for box in boxes(ink, row_gap=9, column_gap=9))
-    return {name for name in found if name is not None}
+    names = (_name_of(ink[box.top : box.bottom, box.left : box.right]) for box in boxes(ink, row_gap=9, column_gap=9))
+    return {name for name in names if name is not None}
 
 
 def _columns(area: NDArray[np.uint8], surface: Surface) -> tuple[int, int] | None:
@@ -128,5 +128,5 @@ def _names_of_icons() -> dict[tuple[tuple[int, ...], bytes], str]:
 def _trimmed(dots: NDArray[np.bool_]) -> tuple[tuple[int, ...], bytes]:
     """Returns shape and dots without the empty rows and columns around the ink."""
     rows, columns = np.flatnonzero(dots.any(axis=1)), np.flatnonzero(dots.any(axis=0))
-    kept = dots[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if rows.size else dots[:0]
-    return kept.shape, kept.tobytes()
+    trimmed = dots[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if rows.size else dots[:0]
+    return trimmed.shape, trimmed.tobytes()

@@ -20,50 +20,50 @@ _ROOMS = ("Blue room", "Cafeteria", "City library", "Office 4", "Sports hall", "
 def _draw_events(rng: random.Random) -> list[dict[str, Any]]:
     """Draws five to eight events with different titles at different hours of the coming days."""
     slots = rng.sample([(day, hour) for day in range(1, 5) for hour in range(8, 19, 2)], rng.randint(5, 8))
-    drawn, titles = [], set()
+    entries, titles = [], set()
     for day, hour in sorted(slots):
         title = f"{subject(rng)} with {full_name(rng).split()[0]}"
         while title in titles:
             title = f"{subject(rng)} with {full_name(rng).split()[0]}"
         titles.add(title)
         minutes = rng.choice((30, 45, 60, 90))
-        drawn.append({"title": title, "day": day, "hour": hour, "minutes": minutes, "location": rng.choice(_ROOMS)})
-    return drawn
+        entries.append({"title": title, "day": day, "hour": hour, "minutes": minutes, "location": rng.choice(_ROOMS)})
+    return entries
 
 
-def _start(drawn: dict[str, Any]) -> datetime:
-    return _TODAY + timedelta(days=drawn["day"], hours=drawn["hour"])
+def _start(entry: dict[str, Any]) -> datetime:
+    return _TODAY + timedelta(days=entry["day"], hours=entry["hour"])
 
 
 def _draw_question(rng: random.Random) -> Params:
     """Draws a calendar, and the event in it that the question is about."""
-    drawn = _draw_events(rng)
-    target = rng.choice(drawn)
+    entries = _draw_events(rng)
+    target = rng.choice(entries)
     return {
-        "row_objects": drawn,
+        "row_objects": entries,
         "title": target["title"],
         "location": target["location"],
         "date": long_date(_start(target)),
         "time": time_of_day(_start(target)),
-        "first_title": drawn[0]["title"],
+        "first_title": entries[0]["title"],
     }
 
 
-def _draw_any(rng: random.Random) -> Params:
-    drawn = _draw_events(rng)
+def _draw_day(rng: random.Random) -> Params:
+    entries = _draw_events(rng)
     day = rng.randint(1, 5)
-    busy = any(event["day"] == day for event in drawn)
-    return {"row_objects": drawn, "date": long_date(_TODAY + timedelta(days=day)), "answer": "yes" if busy else "no"}
+    answer = "yes" if any(entry["day"] == day for entry in entries) else "no"
+    return {"row_objects": entries, "date": long_date(_TODAY + timedelta(days=day)), "answer": answer}
 
 
 def _write_events(state: DeviceState, params: Params, rng: random.Random) -> None:
-    for drawn in params["row_objects"]:
-        start = _start(drawn)
+    for entry in params["row_objects"]:
+        start = _start(entry)
         event = CalendarEvent(
-            title=drawn["title"],
+            title=entry["title"],
             start=start,
-            end=start + timedelta(minutes=drawn["minutes"]),
-            location=drawn["location"],
+            end=start + timedelta(minutes=entry["minutes"]),
+            location=entry["location"],
             description=sentence(rng),
         )
         add_event(state, event)
@@ -78,7 +78,7 @@ def _plain(answer: str) -> str:
 
 
 def _target_deleted(state: DeviceState, params: Params, answer: str | None) -> float:
-    expected = [drawn["title"] for drawn in params["row_objects"] if drawn["title"] != params["title"]]
+    expected = [entry["title"] for entry in params["row_objects"] if entry["title"] != params["title"]]
     return all_hold(sorted(expected) == sorted(event.title for event in events(state)))
 
 
@@ -113,7 +113,7 @@ APPOINTMENT_TASKS = (
         name="SimpleCalendarAnyEventsOnDate",
         step_budget=10,
         goal=_IN_CALENDAR + "do I have any events on {date}? Answer with yes or no only.",
-        make_params=_draw_any,
+        make_params=_draw_day,
         set_up=_write_events,
         success=_answered("answer"),
     ),

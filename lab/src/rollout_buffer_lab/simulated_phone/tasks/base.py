@@ -46,7 +46,7 @@ def all_hold(*conditions: bool) -> float:
 
 
 def same_text(first: str, second: str) -> bool:
-    """Returns True if both are equal apart from case and trailing blanks."""
+    """Returns True if both are equal apart from case and the blanks around each line."""
     return _bare(first) == _bare(second)
 
 

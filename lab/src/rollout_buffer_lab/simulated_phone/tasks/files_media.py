@@ -58,7 +58,7 @@ def _moved(state: DeviceState, params: Params, answer: str | None) -> float:
     )
 
 
-def _new_file(folder: str, extension: str, state: DeviceState) -> bool:
+def _has_file(folder: str, extension: str, state: DeviceState) -> bool:
     return any(name.endswith(extension) for name in state.files.names(folder))
 
 
@@ -90,19 +90,19 @@ FILES_MEDIA_TASKS = (
         name="CameraTakePhoto",
         step_budget=10,
         goal="Take one photo.",
-        success=lambda state, params, answer: all_hold(_new_file(PHOTO_FOLDER, ".jpg", state)),
+        success=lambda state, params, answer: all_hold(_has_file(PHOTO_FOLDER, ".jpg", state)),
     ),
     Task(
         name="CameraTakeVideo",
         step_budget=10,
         goal="Take one video.",
-        success=lambda state, params, answer: all_hold(_new_file(VIDEO_FOLDER, ".mp4", state)),
+        success=lambda state, params, answer: all_hold(_has_file(VIDEO_FOLDER, ".mp4", state)),
     ),
     Task(
         name="AudioRecorderRecordAudio",
         step_budget=12,
         goal="Record some sound with the app Audio Recorder and save it.",
-        success=lambda state, params, answer: all_hold(_new_file(AUDIO_FOLDER, ".m4a", state)),
+        success=lambda state, params, answer: all_hold(_has_file(AUDIO_FOLDER, ".m4a", state)),
     ),
     Task(
         name="AudioRecorderRecordAudioWithFileName",

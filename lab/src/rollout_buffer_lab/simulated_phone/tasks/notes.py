@@ -19,7 +19,7 @@ def _write(state: DeviceState, name: str, text: str, days_ago: int = 1) -> None:
     state.files.write(f"{MARKOR_FOLDER}/{name}", text.encode(), modified_ms=modified_ms)
 
 
-def _others(rng: random.Random, count: int, *taken: str) -> list[str]:
+def _other_names(rng: random.Random, count: int, *taken: str) -> list[str]:
     names = list(taken)
     while len(names) < count + len(taken):
         names.append(file_name(rng, rng.choice((".md", ".txt")), names))
@@ -53,7 +53,7 @@ def _without_blank_lines(text: str) -> str:
 
 def _draw_note(rng: random.Random) -> dict[str, object]:
     name = file_name(rng, rng.choice((".md", ".txt")))
-    return {"file_name": name, "text": sentence(rng), "noise_candidates": _others(rng, 3, name)}
+    return {"file_name": name, "text": sentence(rng), "noise_candidates": _other_names(rng, 3, name)}
 
 
 def _note_made(state: DeviceState, params: Params, answer: str | None) -> float:
@@ -86,7 +86,7 @@ def _note_made_and_sent(state: DeviceState, params: Params, answer: str | None) 
 
 def _draw_folder(rng: random.Random) -> Params:
     name = f"{rng.choice(('archive', 'drafts', 'lists', 'plans', 'work'))}_{rng.randint(100, 999)}"
-    return {"folder_name": name, "noise_candidates": _others(rng, 2)}
+    return {"folder_name": name, "noise_candidates": _other_names(rng, 2)}
 
 
 def _folder_made(state: DeviceState, params: Params, answer: str | None) -> float:
@@ -98,7 +98,7 @@ def _folder_made(state: DeviceState, params: Params, answer: str | None) -> floa
 
 def _draw_delete(rng: random.Random) -> Params:
     name = file_name(rng, ".md")
-    return {"file_name": name, "noise_candidates": _others(rng, rng.randint(3, 8), name)}
+    return {"file_name": name, "noise_candidates": _other_names(rng, rng.randint(3, 8), name)}
 
 
 def _write_target_and_noise(state: DeviceState, params: Params, rng: random.Random) -> None:
@@ -112,7 +112,7 @@ def _only_target_gone(state: DeviceState, params: Params, answer: str | None) ->
 
 
 def _draw_delete_all(rng: random.Random) -> Params:
-    return {"noise_candidates": _others(rng, rng.randint(3, 6))}
+    return {"noise_candidates": _other_names(rng, rng.randint(3, 6))}
 
 
 def _all_gone(state: DeviceState, params: Params, answer: str | None) -> float:
@@ -129,7 +129,7 @@ def _draw_move(rng: random.Random) -> Params:
         "file_name": name,
         "source_folder": source,
         "destination_folder": destination,
-        "noise_candidates": _others(rng, 2, name),
+        "noise_candidates": _other_names(rng, 2, name),
     }
 
 
@@ -156,7 +156,7 @@ def _draw_edit(rng: random.Random) -> Params:
         "original": original,
         "footer": footer,
         "edit_type": "footer",
-        "noise_candidates": _others(rng, 2, name),
+        "noise_candidates": _other_names(rng, 2, name),
     }
 
 
@@ -178,7 +178,7 @@ def _draw_change(rng: random.Random) -> Params:
         "original_content": sentence(rng),
         "updated_content": sentence(rng),
         "header": sentence(rng),
-        "noise_candidates": _others(rng, 2, original_name, new_name),
+        "noise_candidates": _other_names(rng, 2, original_name, new_name),
     }
 
 

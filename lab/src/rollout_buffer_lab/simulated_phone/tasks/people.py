@@ -79,12 +79,12 @@ def _drafted(state: DeviceState, params: Params, answer: str | None) -> float:
 # Messages
 
 
-def _ask_question(state: DeviceState, params: Params, rng: random.Random) -> None:
+def _receive_message(state: DeviceState, params: Params, rng: random.Random) -> None:
     fill_phone(state, params, rng)
     _receive(state, params["number"], sentence(rng), rng.randint(700, 5000))
 
 
-def _ask_last(state: DeviceState, params: Params, rng: random.Random) -> None:
+def _receive_newest_message(state: DeviceState, params: Params, rng: random.Random) -> None:
     fill_phone(state, params, rng)
     _receive(state, params["number"], sentence(rng), rng.randint(1, 300))
 
@@ -162,7 +162,7 @@ PEOPLE_TASKS = (
         step_budget=12,
         goal=_IN_MESSENGER + "reply to {number} with the message: {message}",
         make_params=draw_message,
-        set_up=_ask_question,
+        set_up=_receive_message,
         success=sent,
     ),
     Task(
@@ -170,7 +170,7 @@ PEOPLE_TASKS = (
         step_budget=12,
         goal=_IN_MESSENGER + "reply to the text message that arrived last with the message: {message}",
         make_params=draw_message,
-        set_up=_ask_last,
+        set_up=_receive_newest_message,
         success=sent,
     ),
     Task(

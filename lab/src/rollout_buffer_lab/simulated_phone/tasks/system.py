@@ -14,7 +14,7 @@ _CLOCK_PACKAGE = "com.google.android.deskclock"
 _APPS_TO_OPEN = ("Camera", "Clock", "Contacts", "Settings", "Phone")
 
 
-def _is(key: str, value: str) -> Success:
+def _global_setting_is(key: str, value: str) -> Success:
     return lambda state, params, answer: all_hold(state.settings.get("global", key) == value)
 
 
@@ -31,7 +31,7 @@ def _toggle(name: str, thing: str, key: str, wanted: str) -> Task:
         goal=f"Switch {thing} {word}.",
         make_params=lambda rng: {"on_or_off": word},
         set_up=set_up,
-        success=_is(key, wanted),
+        success=_global_setting_is(key, wanted),
     )
 
 

@@ -42,8 +42,8 @@ def full_name(rng: random.Random) -> str:
 
 def people(rng: random.Random, count: int, without: Collection[str] = ()) -> list[str]:
     """Returns ``count`` different names, none of them in ``without``."""
-    every = [f"{first} {last}" for first in _FIRST for last in _LAST]
-    return rng.sample([name for name in every if name not in without], count)
+    all_names = [f"{first} {last}" for first in _FIRST for last in _LAST]
+    return rng.sample([name for name in all_names if name not in without], count)
 
 
 def number(rng: random.Random) -> str:
@@ -53,12 +53,12 @@ def number(rng: random.Random) -> str:
 
 def numbers(rng: random.Random, count: int, without: Collection[str] = ()) -> list[str]:
     """Returns ``count`` different numbers, none of them in ``without``."""
-    found: list[str] = []
-    while len(found) < count:
+    drawn: list[str] = []
+    while len(drawn) < count:
         candidate = number(rng)
-        if candidate not in found and candidate not in without:
-            found.append(candidate)
-    return found
+        if candidate not in drawn and candidate not in without:
+            drawn.append(candidate)
+    return drawn
 
 
 def sentence(rng: random.Random) -> str:
