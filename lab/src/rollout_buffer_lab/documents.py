@@ -1,4 +1,4 @@
-"""Writes an input file for the ``statelm`` task type: questions over long documents, both of which it makes up.
+"""Writes an input file for the ``statelm`` task type: made-up questions over long, made-up documents.
 
     python tools/generate_documents.py [--lines 24] [--min_tokens 4000] [--max_tokens 200000] [--output FILE]
 
@@ -93,42 +93,42 @@ def generate(
     """Yields input lines; their documents have from ``tokens[0]`` to ``tokens[1]`` tokens, as ``count`` counts them."""
     kinds = list(KINDS)
     for number in range(lines):
-        source = random.Random(f"{seed}/{number}")
+        rng = random.Random(f"{seed}/{number}")
         kind = kinds[number % len(kinds)]
         length = _document_length(number, lines, tokens)
-        yield _line(f"{kind}_{number}", kind, KINDS[kind](source), length, source, count or _estimate)
+        yield _line(f"{kind}_{number}", kind, KINDS[kind](rng), length, rng, count or _estimate)
 
 
 def _line(
-    instance_id: str, kind: str, question: Question, length: int, source: random.Random, count: Callable[[str], int]
+    instance_id: str, kind: str, question: Question, length: int, rng: random.Random, count: Callable[[str], int]
 ) -> dict[str, Any]:
-    document, depths = _document(question, length, source, count)
-    facts = {"kind": kind, "tokens": count(document), "evidence": len(question.facts), "depths": depths}
+    document, depths = _document(question, length, rng, count)
+    extra_info = {"kind": kind, "tokens": count(document), "evidence": len(question.facts), "depths": depths}
     return {
         "instance_id": instance_id,
         "raw_prompt": [{"role": "user", "content": question.text}],
         "document_content": document,
         "label": question.label,
-        "extra_info": facts,
+        "extra_info": extra_info,
     }
 
 
 def _document(
-    question: Question, length: int, source: random.Random, count: Callable[[str], int]
+    question: Question, length: int, rng: random.Random, count: Callable[[str], int]
 ) -> tuple[str, list[float]]:
     """Returns a text of about ``length`` tokens, and how deep in it each of the question's facts stands, 0 to 1."""
     facts = [*question.facts, *question.decoys]
     paragraphs: list[list[str]] = []
     total = count(" ".join(facts))
     while total < length or len(paragraphs) < len(facts):
-        paragraph = [_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)]
+        paragraph = [_small_talk(rng) for _ in range(SENTENCES_PER_PARAGRAPH)]
         total += count(" ".join(paragraph)) + 1  # for the blank line between two paragraphs
         paragraphs.append(paragraph)
     while count(_text_of(paragraphs)) + count(" ".join(facts)) < length:  # the parts may count for more than the whole
-        paragraphs.append([_small_talk(source) for _ in range(SENTENCES_PER_PARAGRAPH)])
-    places = source.sample(range(len(paragraphs)), len(facts))
+        paragraphs.append([_small_talk(rng) for _ in range(SENTENCES_PER_PARAGRAPH)])
+    places = rng.sample(range(len(paragraphs)), len(facts))
     for place, fact in zip(places, facts, strict=True):
-        paragraphs[place].insert(source.randrange(SENTENCES_PER_PARAGRAPH + 1), fact)
+        paragraphs[place].insert(rng.randrange(SENTENCES_PER_PARAGRAPH + 1), fact)
     depths = sorted(round(place / len(paragraphs), 3) for place in places[: len(question.facts)])
     return _text_of(paragraphs), depths
 
@@ -137,19 +137,19 @@ def _text_of(paragraphs: Sequence[Sequence[str]]) -> str:
     return "\n\n".join(" ".join(paragraph) for paragraph in paragraphs)
 
 
-def _small_talk(source: random.Random) -> str:
-    who, did = source.choice(WHO), source.choice(DID)
-    sentence = f"{who[0].upper()}{who[1:]} {did} {source.choice(WHERE)} {source.choice(WHEN)}."
-    return f"{sentence} {source.choice(CLOSINGS)}" if source.random() < 0.3 else sentence
+def _small_talk(rng: random.Random) -> str:
+    who, did = rng.choice(WHO), rng.choice(DID)
+    sentence = f"{who[0].upper()}{who[1:]} {did} {rng.choice(WHERE)} {rng.choice(WHEN)}."
+    return f"{sentence} {rng.choice(CLOSINGS)}" if rng.random() < 0.3 else sentence
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def _needle(source: random.Random) -> Question:
-    place, *other_places = source.sample(PLACES, 5)
-    codes = source.sample(range(1000, 10_000), 5)
-    written = [f"{source.choice('KLMNPRTX')}{source.choice('AEHJ')}-{code}" for code in codes]
+def _needle(rng: random.Random) -> Question:
+    place, *other_places = rng.sample(PLACES, 5)
+    codes = rng.sample(range(1000, 10_000), 5)
+    written = [f"{rng.choice('KLMNPRTX')}{rng.choice('AEHJ')}-{code}" for code in codes]
     facts = [
         f"The access code of the {name} archive is {code}."
         for name, code in zip((place, *other_places), written, strict=True)
@@ -162,30 +162,30 @@ def _needle(source: random.Random) -> Question:
     )
 
 
-def _sum(source: random.Random) -> Question:
-    ship, *other_ships = source.sample(SHIPS, 5)
-    good, *other_goods = source.sample(GOODS, 5)
-    entries = iter(source.sample(range(1000, 10_000), 20))
-    crates = [source.randint(2, 99) for _ in range(source.randint(3, 5))]
+def _sum(rng: random.Random) -> Question:
+    ship, *other_ships = rng.sample(SHIPS, 5)
+    good, *other_goods = rng.sample(GOODS, 5)
+    entries = iter(rng.sample(range(1000, 10_000), 20))
+    crates = [rng.randint(2, 99) for _ in range(rng.randint(3, 5))]
     decoys = [(ship, other) for other in other_goods[:3]] + [(other, good) for other in other_ships[:3]]
     return Question(
         text=f"How many crates of {good} did the {ship} unload in total? Answer with the number.",
         label=sum(crates),
         facts=tuple(_entry(next(entries), ship, number, good) for number in crates),
-        decoys=tuple(_entry(next(entries), who, source.randint(2, 99), what) for who, what in decoys),
+        decoys=tuple(_entry(next(entries), who, rng.randint(2, 99), what) for who, what in decoys),
     )
 
 
-def _list(source: random.Random) -> Question:
-    ships = source.sample(SHIPS, source.randint(2, 4))
-    good, *other_goods = source.sample(GOODS, 5)
-    entries = iter(source.sample(range(1000, 10_000), 20))
-    decoys = [(source.choice(SHIPS), other) for other in other_goods]
+def _list(rng: random.Random) -> Question:
+    ships = rng.sample(SHIPS, rng.randint(2, 4))
+    good, *other_goods = rng.sample(GOODS, 5)
+    entries = iter(rng.sample(range(1000, 10_000), 20))
+    decoys = [(rng.choice(SHIPS), other) for other in other_goods]
     return Question(
         text=f"Which ships unloaded crates of {good}? Answer with their names, separated by commas.",
         label=sorted(ships),
-        facts=tuple(_entry(next(entries), ship, source.randint(2, 99), good) for ship in ships),
-        decoys=tuple(_entry(next(entries), ship, source.randint(2, 99), other) for ship, other in decoys),
+        facts=tuple(_entry(next(entries), ship, rng.randint(2, 99), good) for ship in ships),
+        decoys=tuple(_entry(next(entries), ship, rng.randint(2, 99), other) for ship, other in decoys),
     )
 
 

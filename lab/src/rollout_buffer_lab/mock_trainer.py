@@ -135,7 +135,7 @@ class RolloutRecord:
 
 
 class MockTrainer:
-    """Takes rollouts and saves checkpoints, from a checkpoint or from scratch on."""
+    """Takes rollouts and saves checkpoints, starting from a checkpoint or from scratch."""
 
     def __init__(self, args: Namespace, *, start_rollout_id: int = 0) -> None:
         """A ``start_rollout_id`` above 0 loads the checkpoint of the rollout before it."""

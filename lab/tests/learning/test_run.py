@@ -109,7 +109,7 @@ def test_a_step_takes_what_is_ready_when_the_bound_on_the_lag_lets_nothing_more_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(service, "QUIET_S", 0.05)
-    monkeypatch.setattr(service, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(service, "POLL_INTERVAL_S", 0.01)
     client, feed = Mock(), Mock()
     groups = {"open": 100, "ready": 3, "leased": 0, "delivered": 10, "filtered": 9}
     running = iter([2, 1])

@@ -36,7 +36,7 @@ from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.errors import RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.generator.context_editing.document import require_search_library
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
@@ -222,7 +222,7 @@ def _trainer_args(settings: DemoSettings, run: Path, input_file: Path, engine_po
 
 
 def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, settings: DemoSettings) -> None:
-    """Shows progress bars until the trainer is finished; raises its error."""
+    """Shows progress bars until the trainer is finished; raises ``DemoError`` if it fails or exceeds ``timeout_s``."""
     thread = threading.Thread(target=trainer.run, name="trainer", daemon=True)
     progress = Progress(
         TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -244,7 +244,7 @@ def _watch(trainer: _Trainer, client: RolloutBufferClient, console: Console, set
     if not console.is_terminal:
         console.line()  # Live ends its last line only on a terminal
     if thread.is_alive():
-        raise DemoError(f"the trainer is not through after {settings.timeout_s:.0f} s: see {settings.folder}/run")
+        raise DemoError(f"the trainer has not finished after {settings.timeout_s:.0f} s: see {settings.folder}/run")
     if trainer.error is not None:
         raise DemoError(f"the trainer failed: {type(trainer.error).__name__}: {trainer.error}") from trainer.error
 
@@ -269,11 +269,11 @@ def _groups_for_trainer(job: dict[str, Any], settings: DemoSettings) -> int:
 def _job_or_none(client: RolloutBufferClient) -> dict[str, Any] | None:
     try:
         return client.job(JOB_ID)
-    except (requests.RequestException, UnavailableError, RolloutBufferError):
+    except (requests.RequestException, RolloutBufferError):
         return None
 
 
-# --- what came out ---------------------------------------------------------------------------------------------------
+# --- the results -----------------------------------------------------------------------------------------------------
 
 
 def _summary(records: list[RolloutRecord]) -> Table:
@@ -343,10 +343,10 @@ def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> No
         if rows[0].remove_sample:
             continue
         trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
-        right = (
-            bool(trained) and expected[uid].endswith(trained) if settings.task == STATELM else trained == expected[uid]
-        )
-        if not right:
+        is_right = trained == expected[uid]
+        if settings.task == STATELM:
+            is_right = trained != "" and expected[uid].endswith(trained)
+        if not is_right:
             raise DemoError(f"the masks of {uid} train tokens that the policy did not sample: {trained[:300]!r}")
 
 

@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.serve_settings import DEFAULT_HOST
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of the command. With ``--model`` those of the scripted policy are ignored, without it the model's."""
+    """Options of the command. With ``--model`` the scripted policy's options are ignored, without it the model's."""
 
     host: Annotated[str, typer.Option(help="Address to serve on; anything but loopback needs --token-file.")] = (
         DEFAULT_HOST
@@ -30,9 +30,9 @@ class EngineOptions:
     token_file: Annotated[
         Path | None, typer.Option("--token-file", help="File whose first line is the token that requests must bring.")
     ] = None
-    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.", show_default="the project's demo tokenizer")] = (
-        DEMO_TOKENIZER_PATH
-    )
+    tokenizer: Annotated[
+        Path, typer.Option(help="Tokenizer folder (scripted policy).", show_default="the project's demo tokenizer")
+    ] = DEMO_TOKENIZER_PATH
     skill: Annotated[float, typer.Option(min=0.0, max=1.0, help="How well the scripted policy plays.")] = 0.7
     script: Annotated[
         Path | None,
@@ -43,10 +43,10 @@ class EngineOptions:
         ),
     ] = None
     seed: Annotated[
-        int | None, typer.Option(help="Seed of what is sampled.", show_default="0; a model's: another each time")
+        int | None, typer.Option(help="Seed of what is sampled.", show_default="0; with --model another each time")
     ] = None
-    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before the first token of an answer.")] = 0.0
-    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token.")] = 0.0
+    latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before a scripted reply's first token.")] = 0.0
+    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token of it.")] = 0.0
     model: Annotated[
         Path | None,
         typer.Option(
@@ -69,7 +69,7 @@ class EngineOptions:
     ] = None
     token_records: Annotated[
         bool,
-        typer.Option("--token-records", help="Return made-up experts and top_p ids to requests that ask for them."),
+        typer.Option("--token-records", help="Scripted policy: return made-up experts and top_p ids if asked."),
     ] = False
 
 

@@ -213,7 +213,10 @@ class Decoder:
         self._finish(request, reason)
 
     def _close_gap(self, slot: int) -> None:
-        """Fills a free slot: the last decoding request moves into it, and the last request into the slot of that."""
+        """Removes a free slot by moves: of the last decoding request, if the slot was a decoding one, and of the last.
+
+        The last decoding request moves into the free slot; the last request of all then fills what is left free.
+        """
         gaps = [slot, len(self._slots) - 1]
         if slot < self._ready:
             self._ready -= 1

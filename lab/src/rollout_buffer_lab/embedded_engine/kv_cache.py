@@ -64,7 +64,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         window = self.window
-        assert window is not None, "a forward pass needs SlotCache.select first"
+        assert window is not None, "a forward pass needs SlotKvCache.select first"
         slots = slice(window.first, window.first + window.count)
         rows = torch.arange(window.count, device=key_states.device)[:, None]
         keys, values = self.keys[slots], self.values[slots]
@@ -77,7 +77,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is not 
         return (self.window.width if self.window else 0), 0
 
     def get_seq_length(self, *_: Any) -> int:
-        """Returns the number of positions before the current pass, for the longest slot."""
+        """Returns the number of positions before the current pass, of the slot with the fewest."""
         return int(self.window.positions.min()) if self.window else 0
 
     def get_max_length(self) -> int:

@@ -68,7 +68,7 @@ class LanguageModel:
         slot_positions = starts[:, None] + torch.arange(longest, device=device)
         self.cache.select(first, slot_positions, width)
         ends = [len(chunk.ids) - 1 for chunk in chunks]
-        kept = sorted(set(ends))
+        distinct = sorted(set(ends))
         rotary_positions, images = _rotary_positions(chunks, slot_positions)
         with torch.no_grad():
             output = self._model(
@@ -77,10 +77,10 @@ class LanguageModel:
                 position_ids=rotary_positions,
                 past_key_values=self.cache.past_key_values,
                 use_cache=True,
-                logits_to_keep=torch.tensor(kept, device=device),
+                logits_to_keep=torch.tensor(distinct, device=device),
                 **{name: tensor.to(device) for name, tensor in images.items()},
             )
-        logits: torch.Tensor = output.logits[range(len(ends)), [kept.index(end) for end in ends]]
+        logits: torch.Tensor = output.logits[range(len(ends)), [distinct.index(end) for end in ends]]
         return logits
 
     def encode(self, text: str) -> list[int]:
@@ -102,10 +102,10 @@ class LanguageModel:
         model = self._model
         try:
             _check_folder(path)
-            fresh = _load_model(type(model), path, model.dtype)
+            loaded = _load_model(type(model), path, model.dtype)
         except Exception as error:
             raise WeightsError(f"cannot load a model from {str(path)[:300]}: {str(error)[:1000]}") from error
-        own, other = model.state_dict(), fresh.state_dict()
+        own, other = model.state_dict(), loaded.state_dict()
         if shapes := _different_shapes(own, other):
             raise WeightsError(f"{path} holds another model than the served one: {shapes}")
         model.load_state_dict(other)
@@ -151,8 +151,8 @@ def _check_folder(path: Path) -> None:
     """Raises ValueError for a folder without a model, or with a file that is not regular, such as a named pipe."""
     if not (path / "config.json").is_file():
         raise ValueError("it is no folder with a model: it holds no config.json")
-    if odd := sorted(entry.name for entry in path.iterdir() if not (entry.is_file() or entry.is_dir())):
-        raise ValueError(f"{odd[0]} is no regular file")
+    if irregular := sorted(entry.name for entry in path.iterdir() if not (entry.is_file() or entry.is_dir())):
+        raise ValueError(f"{irregular[0]} is no regular file")
 
 
 def _load_model(model_class: Any, path: Path, dtype: torch.dtype) -> Any:
@@ -162,8 +162,8 @@ def _load_model(model_class: Any, path: Path, dtype: torch.dtype) -> Any:
     )
     if missing := sorted(report["missing_keys"]):
         raise ValueError(f"{len(missing)} tensors are missing, the first is {missing[0]}")
-    if (odd := next((name for name, tensor in model.state_dict().items() if not _is_finite(tensor)), None)) is not None:
-        raise ValueError(f"{odd} holds NaN or infinity")
+    if (bad := next((name for name, tensor in model.state_dict().items() if not _is_finite(tensor)), None)) is not None:
+        raise ValueError(f"{bad} holds NaN or infinity")
     return model
 
 

@@ -22,8 +22,8 @@ class EmbeddedEngineSettings:
     ``context_length`` limits prompt plus ``max_new_tokens``; None is the model's own limit. ``max_running`` requests
     share one forward pass, further requests wait. ``prefill_tokens`` limits the prompt tokens of one forward pass,
     ``prefix_cache_mb`` the prefix cache. ``seed`` decides what requests without a ``sampling_seed`` sample; with None
-    each start samples otherwise. ``threads`` are torch's; None is torch's default. ``token_file`` holds the token that
-    requests must send; a ``host`` that other machines can reach needs it.
+    each start samples differently. ``threads`` are torch's; None is torch's default. ``token_file`` holds the token
+    that requests must send; a ``host`` that other machines can reach needs it.
     """
 
     model_path: Path

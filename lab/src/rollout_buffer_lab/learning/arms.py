@@ -78,7 +78,7 @@ def _shifted(row: RolloutRow) -> RolloutRow:
 
 
 def _with_environment(row: RolloutRow) -> RolloutRow:
-    return replace(row, loss_mask=[int(place >= row.response_start) for place in range(len(row.token_ids))])
+    return replace(row, loss_mask=[int(index >= row.response_start) for index in range(len(row.token_ids))])
 
 
 def _shuffled(batch: Trajectories, rng: random.Random) -> list[RolloutTrajectory]:
@@ -90,8 +90,8 @@ def _shuffled(batch: Trajectories, rng: random.Random) -> list[RolloutTrajectory
 def _swapped(batch: Trajectories) -> list[RolloutTrajectory]:
     rewards = [each.reward for each in batch]
     groups: dict[int, list[int]] = {}
-    for at, each in enumerate(batch):
-        groups.setdefault(each.group_index, []).append(at)
+    for index, each in enumerate(batch):
+        groups.setdefault(each.group_index, []).append(index)
     for members in groups.values():
         worst, best = min(members, key=rewards.__getitem__), max(members, key=rewards.__getitem__)
         rewards[worst], rewards[best] = rewards[best], rewards[worst]

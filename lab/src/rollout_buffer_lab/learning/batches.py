@@ -36,7 +36,7 @@ class Batch:
 
 
 def batch_of(trajectories: Sequence[RolloutTrajectory], device: str = "cpu") -> Batch:
-    """Returns all rows of the trajectories as one batch. Dummies have no rows; one trajectory must have a row."""
+    """Returns all rows of the trajectories as one batch. Dummies have no rows; at least one row is needed."""
     rows = [(number, each, row) for number, each in enumerate(trajectories) for row in each.rows]
     width = max(len(row.token_ids) for _, _, row in rows)
     ids = torch.tensor([_padded(row.token_ids, width, 0) for _, _, row in rows])

@@ -64,10 +64,11 @@ class GrpoSettings:
 class StepReport:
     """Statistics of a step, as means over its tokens or updates.
 
-    ``log_prob_gap`` is the largest of the weight versions' mean gaps, None if the weights of none are stored;
+    ``log_prob_gap`` is the largest of the versions' mean gaps, None if no version's weights are stored;
     ``checked`` is the share of tokens that were compared. ``lag`` is the mean and ``largest_lag`` the maximum number of
-    versions that tokens of known weights are behind. ``clipped`` is the share of tokens clipped by PPO. ``importance``
-    is the mean importance weight after the cut at ``importance_cap``, ``importance_cut`` the share of weights cut.
+    versions that tokens are behind, without those of unknown version. ``clipped`` is the share of tokens clipped by
+    PPO. ``importance`` is the mean importance weight after the cut at ``importance_cap``, ``importance_cut`` the share
+    of weights cut.
     """
 
     loss: float
@@ -129,13 +130,13 @@ class GrpoTrainer:
         batches, old, entropy, recomputed, reports = [], [], [], [], []
         parts = list(self._minibatches(len(played)))
         for part in parts:
-            batch = batch_of([played[at] for at in part], self.policy.device.type)
+            batch = batch_of([played[index] for index in part], self.policy.device.type)
             log_probs, entropy_of_tokens = self._evaluate(self.policy, batch)
             batches.append(batch)
             old.append(log_probs)
             entropy.append(entropy_of_tokens)
             recomputed.append(self._log_probs_by_sampling_weights(batch, log_probs))
-            reports += list(_row_reports([played[at] for at in part], baselines, log_probs, entropy_of_tokens))
+            reports += list(_row_reports([played[index] for index in part], baselines, log_probs, entropy_of_tokens))
         versions = torch.cat([batch.versions for batch in batches])
         gaps = (torch.cat(recomputed) - torch.cat([batch.log_probs for batch in batches])).abs()
         gap, checked = self._check_gaps(gaps, versions)
@@ -145,7 +146,7 @@ class GrpoTrainer:
             self._update(
                 batch,
                 before,
-                _token_advantages(batch, [played[at] for at in part], baselines),
+                _token_advantages(batch, [played[index] for index in part], baselines),
                 is_first=number == 0,
             )
             for number, (batch, before, part) in enumerate(zip(batches, old, parts, strict=True))

@@ -44,7 +44,7 @@ from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.trainer.vision import load_vision
 
 JOB_ID = "learn"
-PASSES = 4
+NUM_EPOCH = 4
 """Epochs of the job: more than one, because groups with equal rewards are filtered and further groups replace them."""
 
 
@@ -54,8 +54,8 @@ class LearnSettings:
 
     ``model`` is trained instead of a new policy. ``engine_url`` is an SGLang that serves the model already. ``mode``,
     ``warm_up_updates`` and ``max_new_tokens`` are the task's own where they are None. ``lag`` is how many steps playing
-    may be ahead of training, and how many weight versions a trained token may be behind; with 0 they alternate. The
-    files ``beside`` are metrics of earlier runs, whose curves are drawn beside this run's.
+    may be ahead of training, and how many weight versions a trained token may be behind; with 0 playing and training
+    alternate. The files ``beside`` are metrics of earlier runs, whose curves are drawn beside this run's.
     """
 
     folder: Path
@@ -96,8 +96,8 @@ class Step:
     waited_s: float
     trained_s: float
 
-    def flat(self) -> dict[str, Any]:
-        """Returns one line of the metrics file."""
+    def metrics(self) -> dict[str, Any]:
+        """Returns the step as one line of the metrics file has it: the report's fields beside the others."""
         return {**{key: value for key, value in asdict(self).items() if key != "report"}, **asdict(self.report)}
 
 
@@ -135,7 +135,7 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
     task = find_task(settings.task, settings.generator_dir)
     job_options = task.options(settings.mode)
     task.check_generator()
-    beside = [_curve_of(path) for path in settings.beside]  # read before the folder is emptied
+    earlier_curves = [_curve_of(path) for path in settings.beside]  # read before the folder is emptied
     run = _empty_run_folder(settings)
     policy = _initial_policy(settings, task, run / "model", on_message)
     write_lines(run / "instances.jsonl", _instances(settings, task))
@@ -160,7 +160,7 @@ def learn(settings: LearnSettings, on_message: OnMessage, on_step: Callable[[Ste
             max_failures=20,
         ) as feed:
             client = RolloutBufferClient(buffer_url)
-            training = _Training(settings, run, policy, feed, client, beside, on_step)
+            training = _Training(settings, run, policy, feed, client, earlier_curves, on_step)
             return training.play(EngineWeights(engine_url))
 
 
@@ -268,7 +268,7 @@ def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str
         "job_id": JOB_ID,
         "task_type": settings.task,
         "input_file": str(run / "instances.jsonl"),
-        "num_epoch": PASSES,
+        "num_epoch": NUM_EPOCH,
         "num_repeat_per_sample": settings.samples,
         "num_process": settings.groups * settings.samples,
         "max_groups_ahead": (settings.lag + 1) * settings.groups,
@@ -292,11 +292,11 @@ class _Training:
         policy: Any,
         feed: RolloutFeed,
         client: RolloutBufferClient,
-        beside: Sequence[Curve],
+        earlier_curves: Sequence[Curve],
         on_step: Callable[[Step], None],
     ) -> None:
         self._settings, self._run, self._feed, self._client = settings, run, feed, client
-        self._beside = beside
+        self._earlier_curves = earlier_curves
         self._corrupt = corruption_of(settings.arm, policy, settings.seed)
         grpo = replace(settings.grpo, kept_versions=max(1, settings.lag))
         self._trainer = trainer_of(settings.arm, policy, grpo, seed=settings.seed)
@@ -367,9 +367,9 @@ class _Training:
         )
         self._steps.append(step)
         with (self._run / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(step.flat()) + "\n")
+            lines.write(json.dumps(step.metrics()) + "\n")
         if self._wandb is not None:
-            self._wandb.log({f"learn/{key}": value for key, value in step.flat().items() if key != "group_rewards"})
+            self._wandb.log({f"learn/{key}": value for key, value in step.metrics().items() if key != "group_rewards"})
         self._on_step(step)
 
     def _draw(self) -> None:
@@ -379,7 +379,7 @@ class _Training:
             quartiles=[_quartiles(step.group_rewards) for step in self._steps],
         )
         title = f"Reward of all groups played: {self._settings.task}"
-        (self._run / "curve.svg").write_text(draw([own, *self._beside], title), encoding="utf-8")
+        (self._run / "curve.svg").write_text(draw([own, *self._earlier_curves], title), encoding="utf-8")
 
 
 def outcome_of(steps: Sequence[Step], seed: int, *, stopped: str | None, refused: str | None) -> Outcome:

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import EngineError, RolloutBufferError
 from slime_plugins.rollout_buffer.types import JobState
 
-LOOK_INTERVAL_S = 0.2
+POLL_INTERVAL_S = 0.2
 QUIET_S = 5.0
 """A step starts with fewer groups if no attempt ran for so long: then the limit of the lag lets no new group begin."""
 UPDATE_TIMEOUT_S = 300.0
@@ -83,7 +83,7 @@ class LearningJob:
         self._closed_before = 0
 
     def next_batch(self, version: int) -> RolloutBatch | None:
-        """Waits for a step's groups and leases them; None if the job yields no more groups.
+        """Waits for a step's groups and leases them; None if there are no more, or all were filtered.
 
         ``version`` is the trainer's newest weight version. Returns fewer than ``groups_per_step`` groups once the job
         has closed ``PLAYED_PER_STEP`` times as many, filtered ones included, or has had no running attempt for
@@ -100,14 +100,14 @@ class LearningJob:
             if job["attempts"].get("running"):
                 played_at = time.monotonic()
             is_quiet = time.monotonic() - played_at > QUIET_S
-            enough = closed - self._closed_before >= PLAYED_PER_STEP * self._groups_per_step
+            has_closed_enough = closed - self._closed_before >= PLAYED_PER_STEP * self._groups_per_step
             has_ended = not groups["open"] or job["state"] in (JobState.FAILED, JobState.CANCELLED)
-            wanted = 1 if enough or is_quiet else self._groups_per_step
+            wanted = 1 if has_closed_enough or is_quiet else self._groups_per_step
             if groups["ready"] >= wanted or has_ended:
                 break
-            if enough:
+            if has_closed_enough:
                 return None
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
         self._closed_before = closed
         try:
             return self._feed.next_batch(min(self._groups_per_step, max(1, groups["ready"])), weight_version=version)
@@ -127,7 +127,7 @@ class LearningJob:
         cursor: str | None = None
         while True:
             page = self._client.groups(self._feed.job_id, state=state, limit=GROUPS_PER_PAGE, cursor=cursor)
-            # Groups come last changed first: after a page with a reported group there is nothing new.
+            # The group that changed last comes first: after a page with a reported group there is nothing new.
             new = [entry for entry in page["groups"] if entry["group_index"] not in self._reported]
             for entry in new:
                 rewards = tuple(member["reward"] for member in entry["members"] if not member["late"])

@@ -6,7 +6,7 @@
     MAX_NEW_TOKENS = 16                              longest reply
     MODES = {name: {...}, ...}                       what --mode adds to the job's payload; the first is the default
     PHRASES = [text, ...]                            texts that are one token each of a new policy
-    PATCH_SIZE = 8                                   a new policy sees, in patches of so many pixels
+    PATCH_SIZE = 8                                   a new policy takes images, in patches 8 pixels wide and high
     WARM_UP = {"episodes": 2000, "updates": 600}     fields of ``WarmUpPlan``
 
 A scripted policy plays through the task's generator, so that a new policy warms up on the very tokens and masks that it
@@ -32,7 +32,6 @@ from slime_plugins.rollout_buffer.types import EpisodeRequest, Image, Instance, 
 from slime_plugins.rollout_buffer.wire import RolloutItem
 
 TASKS = Path(__file__).parent / "tasks"
-AT_ONCE = 64  # episodes of the warm-up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,8 +113,8 @@ class TaskFile:
         if (traces := getattr(self._module, "warm_up_traces", None)) is not None:
             return WarmUp(
                 items=[
-                    RolloutItem(uid=str(at), instance_id=str(at), messages=messages, reward=0.0, group_index=at)
-                    for at, messages in enumerate(traces(rng))
+                    RolloutItem(uid=str(n), instance_id=str(n), messages=messages, reward=0.0, group_index=n)
+                    for n, messages in enumerate(traces(rng))
                 ]
             )
         return WarmUp()
@@ -132,7 +131,7 @@ class TaskFile:
         generator: Generator = self._module.create_generator()
         engine = FakeEngine(answer, tokenizer=tokenizer)
         await generator.start(
-            GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=AT_ONCE, options=options)
+            GeneratorContext(job_id="warm-up", engine=engine, tokenizer=tokenizer, concurrency=1, options=options)
         )
         try:
             played = [await self._play_episode(generator, uid, line) for uid, line in lines.items()]
@@ -170,15 +169,15 @@ def find_task(name: str, folder: Path | None) -> TaskFile:
     Raises:
         ConfigError: there is none, or it cannot be loaded.
     """
-    found: dict[str, TaskFile] = {}
+    tasks: dict[str, TaskFile] = {}
     for path in sorted((folder or TASKS).glob("*.py")):
         if "TASK_TYPE" in path.read_text(encoding="utf-8"):
             task = _load(path)
-            found[task.task_type] = task
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none"
+            tasks[task.task_type] = task
+    if name not in tasks:
+        known = ", ".join(sorted(tasks)) or "none"
         raise ConfigError(f"no file in {folder or TASKS} has TASK_TYPE = {name!r}; the tasks there: {known}")
-    return found[name]
+    return tasks[name]
 
 
 def _load(path: Path) -> TaskFile:

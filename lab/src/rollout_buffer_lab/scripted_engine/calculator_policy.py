@@ -22,13 +22,13 @@ def is_calculator_task(conversation: Conversation) -> bool:
 
 def use_calculator(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """Returns a call with the sum; after the call an answer, wrong with probability 1 - ``skill``."""
-    asked = _sum_asked(conversation)
-    assert asked is not None, "asked only after is_calculator_task"
+    question = _sum_asked(conversation)
+    assert question is not None, "call is_calculator_task first"
     results = _RESULT.findall(conversation.user_turns[-1].text)
     if not results:
-        call = {"name": "calculate", "arguments": {"expression": asked.expression}}
+        call = {"name": "calculate", "arguments": {"expression": question.expression}}
         return f"I'll use the calculator.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    randomness = rng.about("calculator", asked.expression)
+    randomness = rng.about("calculator", question.expression)
     result = results[-1]
     if randomness.random() >= skill and re.fullmatch(r"-?\d+", result):
         result = str(wrong_answer(Fraction(result), randomness))

@@ -33,7 +33,7 @@ _THOUGHTS = ("Let me see.", "One step at a time.", "I go on.", "This is what I n
 
 
 class Failure(StrEnum):
-    """The mistake of an episode; all but SLIP make the answer wrong."""
+    """The mistake of an episode; all but NONE and SLIP can make the answer wrong."""
 
     NONE = "none"
     SLIP = "slip"  # its first call is no JSON, and is repeated correctly
@@ -86,10 +86,10 @@ def is_document_task(conversation: Conversation) -> bool:
 def work_on_document(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
     """Returns the reply to the latest tool results: a thought and one or two calls.
 
-    With probability 1 - ``skill`` the conversation has a failure that makes its answer wrong.
+    With probability 1 - ``skill`` the conversation has a failure that can make its answer wrong.
     """
     task = _task_of(conversation)
-    assert task is not None, "asked only after is_document_task"
+    assert task is not None, "call is_document_task first"
     progress = _read(conversation)
     question = conversation.user_turns[0].text
     failure = _drawn_failure(rng.about("document", question), skill)
@@ -106,12 +106,12 @@ def _next_calls(progress: _Progress, task: _DocumentTask, failure: Failure) -> l
         return [_call("analyzeText")]
     if progress.last_message_with("chunks") is None:
         return [_call("buildIndex", chunk_size=CHUNK_WORDS, overlap=OVERLAP_WORDS)]
-    found = progress.last_message_with("hits")
-    if found is None:
+    search = progress.last_message_with("hits")
+    if search is None:
         return [_call("searchEngine", query=task.query, top_k=MAX_HITS)]
     if progress.chunk_just_read is not None:
         return _note_and_delete(progress.chunk_just_read, task, failure)
-    unread = _unread(progress, found["hits"], task, failure)
+    unread = _unread(progress, search["hits"], task, failure)
     if unread:
         return [_call("readChunk", chunk_id=unread[0])]
     if not _just_read_notes(progress):
@@ -122,8 +122,8 @@ def _next_calls(progress: _Progress, task: _DocumentTask, failure: Failure) -> l
 def _unread(progress: _Progress, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failure: Failure) -> list[int]:
     """Returns the ids of the hits to read: those without a note. There are none once a needle's answer is noted."""
     notes = progress.notes
-    found = any(text != EMPTY_NOTE for text in notes.values())
-    if (found and task.kind == "needle") or (notes and failure is Failure.HASTY):
+    has_fact = any(text != EMPTY_NOTE for text in notes.values())
+    if (has_fact and task.kind == "needle") or (notes and failure is Failure.HASTY):
         return []
     return [hit["chunk_id"] for hit in hits if f"chunk {hit['chunk_id']}" not in notes]
 
@@ -152,26 +152,28 @@ def _answer(progress: _Progress, task: _DocumentTask, failure: Failure) -> str:
     if not facts:
         return "unknown"
     if task.kind == "sum":
-        return str(sum(int(fact["crates"]) for fact in facts) + (failure is Failure.MISCOUNTS))
+        return str(sum(int(fact["crates"]) for fact in facts) + (1 if failure is Failure.MISCOUNTS else 0))
     if task.kind == "list":
         ships = sorted({fact["ship"] for fact in facts})
-        return ", ".join(ships[1:] or ["none"] if failure is Failure.MISCOUNTS else ships)
+        if failure is Failure.MISCOUNTS:
+            ships = ships[1:] or ["none"]
+        return ", ".join(ships)
     code = next(iter(facts))["code"]
     return code[::-1] if failure is Failure.MISCOUNTS else code
 
 
 def _task_of(conversation: Conversation) -> _DocumentTask | None:
-    asked = conversation.user_turns[0].text if conversation.user_turns else ""
-    if found := _NEEDLE.search(asked):
-        fact = rf"The access code of the {found['place']} archive is (?P<code>[\w-]+)\."
-        return _DocumentTask(kind="needle", query=f"access code {found['place']} archive", fact=re.compile(fact))
-    if found := _SUM.search(asked):
-        fact = rf"Entry \d+: the {found['ship']} unloaded (?P<crates>\d+) crates of {found['good']}\."
-        query = f"Entry {found['ship']} unloaded crates {found['good']}"
+    question = conversation.user_turns[0].text if conversation.user_turns else ""
+    if match := _NEEDLE.search(question):
+        fact = rf"The access code of the {match['place']} archive is (?P<code>[\w-]+)\."
+        return _DocumentTask(kind="needle", query=f"access code {match['place']} archive", fact=re.compile(fact))
+    if match := _SUM.search(question):
+        fact = rf"Entry \d+: the {match['ship']} unloaded (?P<crates>\d+) crates of {match['good']}\."
+        query = f"Entry {match['ship']} unloaded crates {match['good']}"
         return _DocumentTask(kind="sum", query=query, fact=re.compile(fact))
-    if found := _LIST.search(asked):
-        fact = rf"Entry \d+: the (?P<ship>[\w ]+) unloaded \d+ crates of {found['good']}\."
-        return _DocumentTask(kind="list", query=f"Entry unloaded crates {found['good']}", fact=re.compile(fact))
+    if match := _LIST.search(question):
+        fact = rf"Entry \d+: the (?P<ship>[\w ]+) unloaded \d+ crates of {match['good']}\."
+        return _DocumentTask(kind="list", query=f"Entry unloaded crates {match['good']}", fact=re.compile(fact))
     return None
 
 
@@ -190,14 +192,14 @@ def _read(conversation: Conversation) -> _Progress:
 
 
 def _objects(pattern: re.Pattern[str], text: str) -> list[Mapping[str, Any]]:
-    found: list[Mapping[str, Any]] = []
+    values: list[Mapping[str, Any]] = []
     for match in pattern.finditer(text):
         try:
             value = json.loads(match.group(1))
         except ValueError:
             continue
-        found += [value] if isinstance(value, dict) else []
-    return found
+        values += [value] if isinstance(value, dict) else []
+    return values
 
 
 def _drawn_failure(randomness: Random, skill: float) -> Failure:

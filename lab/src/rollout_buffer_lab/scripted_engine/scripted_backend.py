@@ -190,11 +190,12 @@ class ScriptedBackend:
                 **self._records([*plan.prompt_ids, *ids], count),
             )
 
-        for count in range(1, len(plan.ids)) if call.on_token is not None else ():
-            await generation.wait_for_tokens(count)
-            if generation.produced >= count and call.on_token is not None:
-                call.on_token(sampled(count, {}))
-                await asyncio.sleep(0)  # lets the stream send this event before the next one
+        if call.on_token is not None:
+            for count in range(1, len(plan.ids)):
+                await generation.wait_for_tokens(count)
+                if generation.produced >= count:
+                    call.on_token(sampled(count, {}))
+                    await asyncio.sleep(0)  # lets the stream send this event before the next one
         await generation.wait_for_tokens(len(plan.ids))
         self._remember(call.session, [*plan.prompt_ids, *plan.ids[: generation.produced]])
         return sampled(generation.produced, ABORTED if generation.aborted else plan.finish_reason)
@@ -252,7 +253,7 @@ class ScriptedBackend:
         return list(itertools.chain.from_iterable(runs))
 
     def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
-        """Returns the request's rng. A greedy request has no session in it, so that equal prompts get equal replies."""
+        """Returns the request's rng; greedy requests share theirs, so that equal prompts get equal replies."""
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)

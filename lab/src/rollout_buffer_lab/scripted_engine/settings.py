@@ -19,7 +19,8 @@ class ScriptedEngineSettings:
     ``token_latency_s`` before each further token. ``context_length`` limits prompt plus ``max_new_tokens``, as that of
     a model would. ``threads`` read screenshots and tokenize, so that the event loop stays free for health checks.
     ``token_file`` holds the token that requests must send; a ``host`` that other machines can reach needs it. With
-    ``token_records`` requests that ask for them get experts and top_p ids.
+    ``token_records``, made-up experts and top_p ids are returned to requests that ask for them. ``weight_version`` is
+    the version of all tokens until a trainer sets another one.
     """
 
     host: str = "127.0.0.1"

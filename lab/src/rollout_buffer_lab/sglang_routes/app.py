@@ -1,6 +1,6 @@
 """SGLang's routes, requests and replies, in front of a backend that samples (``records.SglangBackend``).
 
-A client of SGLang finds token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
+Served are token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def _answer_errors(request: web.Request, handler: Handler, token: str | No
 
 
 def _check_caller(request: web.Request, token: str | None) -> None:
-    """Refuses compressed bodies; then requests without the token, or if there is no token those of web pages."""
+    """Refuses compressed bodies; then requests without the token or, where none is set, requests of web pages."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.lower() not in ("", "identity"):
         raise UnsupportedEncodingError(f"the body is encoded as {encoding[:80]}: send it uncompressed")

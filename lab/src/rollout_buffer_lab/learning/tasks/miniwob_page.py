@@ -88,7 +88,7 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 
 def warm_up_traces(rng: random.Random) -> list[list[Message]]:
-    """Returns conversations of a player who taps the middle of a field, in six of ten episodes of the right field.
+    """Returns conversations of a player who taps the middle of a field, in six of ten episodes of the one asked for.
 
     Their pages are made up, in the page's own form, so that no browser is needed for thousands of them.
     """
@@ -101,16 +101,16 @@ def _trace(rng: random.Random) -> list[Message]:
         left, top = rng.randint(*LEFT), top + rng.randint(*GAP)
         boxes.append((left, top, left + WIDTH, top + HEIGHT))
         top += HEIGHT
-    asked = rng.randrange(len(FIELDS))
-    wrong = [field for field in range(len(FIELDS)) if field != asked]
+    target = rng.randrange(len(FIELDS))
+    wrong = [field for field in range(len(FIELDS)) if field != target]
     field = {"kind": "input text", "name": "", "classes": "", "text": "", "focused": False, "disabled": False}
     elements = in_words(
         {**field, "id": f"tt{place}", "facts": {"value": ""}, "box": box} for place, box in enumerate(boxes, start=1)
     )
-    tapped = asked if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong)
+    tapped = target if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong)
     left, top, right, bottom = map(int, _BOX.findall(elements)[tapped])
     return [
         View(tool=WEB_PAGE_TOOL).system(),
-        first_turn_message(f"Focus into the {FIELDS[asked]} input textbox.", PromptObservation(elements=elements)),
+        first_turn_message(f"Focus into the {FIELDS[target]} input textbox.", PromptObservation(elements=elements)),
         {"role": "assistant", "content": f"{_CLICK}{(left + right) // 2}, {(top + bottom) // 2}{_CLICK_END}"},
     ]

@@ -1,4 +1,4 @@
-"""A task for a tiny policy that takes screenshots: it opens the clock, which is elsewhere on every home screen.
+"""A task for a tiny policy that takes screenshots: it opens the clock, whose place on the home screen varies.
 
     user: Open the app Clock. [home screen]   assistant: click [500, 183]   user: [the app]   assistant: terminate
 
@@ -118,8 +118,8 @@ def make_phone(_options: Mapping[str, Any], _index: int) -> SimulatedPhone:
 def create_generator() -> AndroidWorldGenerator:
     """Returns the Android World generator on phones of its own, in threads of its process."""
     kind = f"rollout_buffer_lab.learning.tasks.phone:{make_phone.__name__}"
-    farm = DevicePoolSettings(kind=kind, device_pool=PoolKind.LOCAL, num_workers=PHONES, boots_at_once=PHONES)
-    return AndroidWorldGenerator(LocalDevicePool(farm))
+    settings = DevicePoolSettings(kind=kind, device_pool=PoolKind.LOCAL, num_workers=PHONES, boots_at_once=PHONES)
+    return AndroidWorldGenerator(LocalDevicePool(settings))
 
 
 def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:

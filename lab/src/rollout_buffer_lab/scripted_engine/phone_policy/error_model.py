@@ -74,12 +74,12 @@ class Mistakes:
         return None
 
     def with_flaw(self, move: Move, step: int) -> Move:
-        """Returns the move, or in a flawed episode in place of a decisive move one that misses its target."""
+        """Returns the move; with a flaw, a decisive one is replaced by a move that misses its target."""
         if self.flaw is None or self.flaw is Flaw.MISREADS or not move.decisive:
             return move
         if move.arguments["action"] == "answer":
             return replace(move, arguments={"action": "answer", "text": "I am not sure"})
-        return replace(move, arguments={"action": "click", "coordinate": list(self._beside(step))})
+        return replace(move, arguments={"action": "click", "coordinate": list(self._idle_point(step))})
 
     def slip(self, step: int) -> Slip | None:
         """Returns the slip of this turn's reply; None if it has none."""
@@ -94,9 +94,9 @@ class Mistakes:
         if slip is Slip.UNKNOWN_ACTION:
             arguments = {"action": "press_and_hope"}
             return Move(arguments=arguments, thought="I try something else.", conclusion="Tried something else.")
-        return tap(self._beside(step), "I tap here to go on.", "Tapped the screen, and nothing has changed.")
+        return tap(self._idle_point(step), "I tap here to go on.", "Tapped the screen, and nothing has changed.")
 
-    def _beside(self, step: int) -> tuple[int, int]:
+    def _idle_point(self, step: int) -> tuple[int, int]:
         randomness = self.rng.about("beside", step)
         return randomness.randint(150, 850), randomness.randint(*STATUS_BAR_Y)
 

@@ -204,8 +204,8 @@ class DeleteAllNotes(AppScript):
         if observation.screen.is_dialog and observation.screen.find_button("Delete") is not None:
             return button_tapped(observation, "Delete", self.conclusion, decisive=True)
         if title.endswith(" selected"):
-            missing = len(_selected_names(observation)) < len(observation.rows)
-            return icon_tapped(observation, "select_all" if missing else "delete", "pick and delete all notes")
+            some_unselected = len(_selected_names(observation)) < len(observation.rows)
+            return icon_tapped(observation, "select_all" if some_unselected else "delete", "pick and delete all notes")
         if title == "Markor" and observation.rows:
             return held_row(observation, observation.rows[0].text)
         return stepped_back(observation)

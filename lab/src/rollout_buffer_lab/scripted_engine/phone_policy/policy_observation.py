@@ -99,10 +99,10 @@ def _read(screenshot: bytes) -> ReadScreen:
 
 def _rows(screen: ReadScreen) -> Iterator[Row]:
     lines = [line for line in screen.texts if line.role in (TextRole.PRIMARY, TextRole.SECONDARY)]
-    for at, line in enumerate(lines):
+    for index, line in enumerate(lines):
         if line.role is not TextRole.PRIMARY:
             continue
-        below = lines[at + 1] if at + 1 < len(lines) else None
+        below = lines[index + 1] if index + 1 < len(lines) else None
         detail = below.text if below is not None and below.role is TextRole.SECONDARY and _is_below(line, below) else ""
         yield Row(text=line.text, detail=detail, center=line.center, selected=line.selected)
 

@@ -35,7 +35,7 @@ def next_move(goal: str, screen: Screen) -> Move | None:
     return None
 
 
-# ---- what many pages want --------------------------------------------------------------------------------------------
+# ---- for several scripts ---------------------------------------------------------------------------------------------
 
 
 def _tap(element: Element | None, name: str = "") -> Move | None:
@@ -47,8 +47,8 @@ def _tap(element: Element | None, name: str = "") -> Move | None:
 
 def _submit(screen: Screen, *names: str) -> Move | None:
     wanted = names or ("Submit",)
-    found = (screen.saying(name) for name in wanted)
-    return _tap(next((element for element in found if element is not None), None))
+    elements = (screen.saying(name) for name in wanted)
+    return _tap(next((element for element in elements if element is not None), None))
 
 
 def _filled(field: Element, text: str) -> Move | None:
@@ -71,8 +71,8 @@ def _filled_all(screen: Screen, texts: list[str], *submit: str) -> Move | None:
 def _ticked(screen: Screen, wanted: set[str]) -> Move | None:
     """Ticks the boxes with the wanted labels one by one, then submits; a box's label is the one on its line."""
     for box in screen.of_kind("input checkbox", "input radio"):
-        beside = (label for label in screen.of_kind("label") if label.box[1] - 40 <= box.center[1] <= label.box[3] + 10)
-        label = next(beside, None)
+        labels = (label for label in screen.of_kind("label") if label.box[1] - 40 <= box.center[1] <= label.box[3] + 10)
+        label = next(labels, None)
         if label is not None and (label.text in wanted) and not box.checked:
             return _tap(box, label.text)
     return _submit(screen)
@@ -157,8 +157,8 @@ def _date(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _focus(screen: Screen, match: Match[str]) -> Move | None:
-    at = _ordinal(match[1]) - 1 if match[1] else 0
-    return _tap(screen.fields[at], "the field") if at < len(screen.fields) else None
+    index = _ordinal(match[1]) - 1 if match[1] else 0
+    return _tap(screen.fields[index], "the field") if index < len(screen.fields) else None
 
 
 def _link(screen: Screen, match: Match[str]) -> Move | None:
@@ -167,7 +167,7 @@ def _link(screen: Screen, match: Match[str]) -> Move | None:
     if links:
         return _tap(links[0])
     tabs = screen.of_kind("tab")
-    opened = next((at for at, tab in enumerate(tabs) if _is_open(tab)), -1)
+    opened = next((index for index, tab in enumerate(tabs) if _is_open(tab)), -1)
     return _tap(tabs[(opened + 1) % len(tabs)], "the next part") if tabs else None
 
 
@@ -239,8 +239,8 @@ def _block_count(screen: Screen, _match: Match[str]) -> Move | None:
 
 def _word(screen: Screen, match: Match[str]) -> Move | None:
     words = next((e.text for e in screen.of_kind("p")), "").split()
-    at = _ordinal(match[1]) - 1
-    return _filled_all(screen, [words[at].strip(".,")]) if at < len(words) else None
+    index = _ordinal(match[1]) - 1
+    return _filled_all(screen, [words[index].strip(".,")]) if index < len(words) else None
 
 
 def _last_word(screen: Screen, _match: Match[str]) -> Move | None:
@@ -256,9 +256,9 @@ def _letters(screen: Screen, _match: Match[str]) -> Move | None:
 
 
 def _tree(screen: Screen, match: Match[str]) -> Move | None:
-    found = screen.saying(match[1])
-    if found is not None:
-        return _tap(found)
+    entry = screen.saying(match[1])
+    if entry is not None:
+        return _tap(entry)
     closed = [e for e in screen.elements if e.has_class("expandable-hitarea")]
     return _tap(closed[0], "a folder that is closed") if closed else None
 
@@ -272,9 +272,9 @@ def _mail(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _form(screen: Screen, match: Match[str]) -> Move | None:
-    radios, at = screen.of_kind("input radio"), _ordinal(match[1]) - 1
-    if at < len(radios) and not radios[at].checked:
-        return _tap(radios[at], "the radio button")
+    radios, index = screen.of_kind("input radio"), _ordinal(match[1]) - 1
+    if index < len(radios) and not radios[index].checked:
+        return _tap(radios[index], "the radio button")
     field = _ordinal(match[3]) - 1
     return (_filled(screen.fields[field], match[2]) if field < len(screen.fields) else None) or _submit(screen)
 
@@ -292,7 +292,7 @@ def _autocomplete(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _odd_or_even(screen: Screen, _match: Match[str]) -> Move | None:
-    """Marks line by line from above. The elements do not show marks, so the focused button shows the last line."""
+    """Marks line by line from above. The elements show no marks, but the button of the last one has the focus."""
     focused = next((e for e in screen.of_kind("button") if e.focused), None)
     marked_to = focused.box[3] if focused is not None else 0
     number = next((e for e in screen.classed("display-number") if e.center[1] > marked_to), None)
