@@ -82,8 +82,8 @@ def create_app() -> FastAPI:
     state = {"buffer": AncestorBuffer(1)}
 
     @app.middleware("http")
-    async def limit_body(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        request.state.body_limit = BODY_LIMIT_BYTES
+    async def set_body_size(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        request.state.body_limit = BODY_LIMIT_BYTES  # as in slime, where nothing reads it either
         return await call_next(request)
 
     @app.post("/start_rollout")
@@ -99,10 +99,10 @@ def create_app() -> FastAPI:
 
     @app.post("/get_rollout_data", response_model=Reply)
     async def get_rollout_data(request: Request) -> Reply:
-        found = state["buffer"].read()
-        if not found["data"]:
-            return Reply(success=False, message="nothing to read", data=found)
-        return Reply(success=True, message=f"{len(found['data'])} items", data=found)
+        result = state["buffer"].read()
+        if not result["data"]:
+            return Reply(success=False, message="nothing to read", data=result)
+        return Reply(success=True, message=f"{len(result['data'])} items", data=result)
 
     return app
 

@@ -54,6 +54,8 @@ Rates = dict[tuple[str, str], list[float]]
 
 
 class Client:
+    """The load client, ``buffer_load.py`` in a process of its own."""
+
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "buffer_load.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -108,7 +110,7 @@ def ancestor(folder: Path) -> Iterator[Contender]:
 def rollout_buffer(folder: Path) -> Iterator[Contender]:
     port = free_port()
     with running(serve_command(port, folder), folder / "serve.log", lambda: is_healthy(port)) as process:
-        time.sleep(1.0)  # all its workers
+        time.sleep(1.0)  # one worker answered; the others are still starting
         yield Contender(name="buffer", port=port, process=process, named_jobs=True)
 
 
@@ -122,14 +124,14 @@ def measure(client: Client, contender: Contender, kind: str, number: int, connec
         run = f"{kind}-{number}-{'parsed' if parse else 'raw'}"
         job = contender.job(run)
         client.do("start", port=contender.port, job_id=job)
-        wrote = client.do(
+        written = client.do(
             "write", port=contender.port, kind=kind, count=count, run=run, job_id=job, connections=connections
         )
-        got = client.do("read", port=contender.port, job_id=job, parse=parse)
-        if wrote["failures"] or got["items"] != count:
-            raise SystemExit(f"{contender.name}: {got['items']} of {count} items came back; {wrote['failures'][:3]}")
-        contender.rates.setdefault((kind, "write"), []).append(count / wrote["seconds"])
-        contender.rates.setdefault((kind, "read, parsed" if parse else "read"), []).append(count / got["seconds"])
+        read = client.do("read", port=contender.port, job_id=job, parse=parse)
+        if written["failures"] or read["items"] != count:
+            raise SystemExit(f"{contender.name}: {read['items']} of {count} items came back; {written['failures'][:3]}")
+        contender.rates.setdefault((kind, "write"), []).append(count / written["seconds"])
+        contender.rates.setdefault((kind, "read, parsed" if parse else "read"), []).append(count / read["seconds"])
 
 
 def time_waiting(client: Client, buffer: Contender, count: int = 60) -> list[float]:
@@ -160,15 +162,17 @@ def many(client: Client, buffer: Contender, count: int, console: Console) -> dic
         table.add_column(column, justify="right")
     rows = []
     step = max(1000, count // 10)
-    for at in range(0, count, step):
-        done = client.do("many", port=buffer.port, job_id="many", count=step, run="many", batch=50, start_at=at)
+    for start_at in range(0, count, step):
+        done = client.do("many", port=buffer.port, job_id="many", count=step, run="many", batch=50, start_at=start_at)
         memory = [rss_mb(pid) for pid in workers(buffer.process.pid)]
         polls = [1000 * seconds for seconds in done["polls"]]
-        row = {"stored": at + step, "writes": step / done["seconds"], "memory": memory,
+        row = {"stored": start_at + step, "writes": step / done["seconds"], "memory": memory,
                "median": statistics.median(polls), "largest": max(polls)}  # fmt: skip
         rows.append(row)
         sizes = " + ".join(f"{size:.0f}" for size in memory)
-        table.add_row(f"{at + step}", f"{row['writes']:.0f}", sizes, f"{row['median']:.1f}", f"{row['largest']:.1f}")
+        table.add_row(
+            str(row["stored"]), f"{row['writes']:.0f}", sizes, f"{row['median']:.1f}", f"{row['largest']:.1f}"
+        )
     console.print(table)
     return {"many": rows}
 
@@ -200,10 +204,10 @@ def ceiling(client: Client, kind: str, folder: Path, arguments: argparse.Namespa
     with running(command, folder / "canned.log", lambda: listens(port)):
         for number in range(arguments.rounds):
             load = {"kind": kind, "count": count, "run": f"{number}", "connections": arguments.connections}
-            wrote = client.do("write", port=port, job_id=None, **load)
-            got = client.do("read", port=port, job_id=None, parse=False)
-            rates["write"].append(count / wrote["seconds"])
-            rates["read"].append(count / got["seconds"])
+            written = client.do("write", port=port, job_id=None, **load)
+            read = client.do("read", port=port, job_id=None, parse=False)
+            rates["write"].append(count / written["seconds"])
+            rates["read"].append(count / read["seconds"])
     return rates
 
 
@@ -224,13 +228,13 @@ def ceilings(arguments: argparse.Namespace, console: Console, folder: Path) -> d
 # --- output ----------------------------------------------------------------------------------------------------------
 
 
-def show(console: Console, buffer: Contender, old: Contender | None) -> list[dict[str, Any]]:
+def show(console: Console, buffer: Contender, baseline: Contender | None) -> list[dict[str, Any]]:
     table = Table(title="trajectories per second: median (lowest to highest round)")
     for column in ("item", "what", "ancestor, in memory", "rollout buffer, durable", "ratio"):
         table.add_column(column, justify="left" if column in ("item", "what") else "right")
     rows = []
     for (kind, what), rates in buffer.rates.items():
-        others = old.rates[kind, what] if old is not None else []
+        others = baseline.rates[kind, what] if baseline is not None else []
         ratio = statistics.median(rates) / statistics.median(others) if others else None
         rows.append({"item": kind, "what": what, "ancestor": others, "buffer": rates, "ratio": ratio})
         table.add_row(
@@ -261,18 +265,18 @@ def machine(folder: Path) -> dict[str, Any]:
 def compare(arguments: argparse.Namespace, console: Console, folder: Path) -> dict[str, Any]:
     """Runs the alternating comparison, and the waiting poll."""
     client = Client()
-    with rollout_buffer(folder) as buffer, ancestor_or_none(folder, arguments.without_ancestor) as old:
-        contenders = [contender for contender in (old, buffer) if contender is not None]
+    with rollout_buffer(folder) as buffer, ancestor_or_none(folder, arguments.without_ancestor) as baseline:
+        contenders = [contender for contender in (baseline, buffer) if contender is not None]
         for number in range(arguments.rounds):
             for kind in arguments.kinds.split(","):
-                # Alternate the order: the second contender finds the caches of the first.
+                # Alternate the order: the first contender of a round warms the machine's caches for the second.
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
                     measure(client, contender, kind, number, arguments.connections)
-        rows = show(console, buffer, old)
+        rows = show(console, buffer, baseline)
         waits = time_waiting(client, buffer)
     client.close()
-    median, late = statistics.median(waits), waits[int(0.95 * len(waits))]
-    console.print(f"a waiting poll gets a group {median:.1f} ms after its last write was sent (95%: {late:.1f} ms)")
+    median, p95 = statistics.median(waits), waits[int(0.95 * len(waits))]
+    console.print(f"a waiting poll gets a group {median:.1f} ms after its last write was sent (95%: {p95:.1f} ms)")
     return {"rates": rows, "waits_ms": waits}
 
 
@@ -282,8 +286,8 @@ def ancestor_or_none(folder: Path, without: bool) -> Iterator[Contender | None]:
     if without:
         yield None
     else:
-        with ancestor(folder) as old:
-            yield old
+        with ancestor(folder) as baseline:
+            yield baseline
 
 
 def main() -> None:

@@ -42,12 +42,12 @@ PLAYED_JOB, WRITTEN_JOB = "many/played", "many/written"
 SMALL_JOBS = 40
 GROUP_SIZE = 8
 BATCH = 100
-LIMIT_MS = 200.0
+LIMIT_MS = 200.0  # the table marks longer times with an exclamation mark
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A request of a page."""
+class Get:
+    """A GET request of a page."""
 
     name: str
     path: str
@@ -58,7 +58,7 @@ class Place:
 class Timing:
     """Durations, in milliseconds, and the size of the answer, in bytes."""
 
-    place: Place
+    get: Get
     times_ms: list[float]
     size: int
 
@@ -113,17 +113,17 @@ def write_many(client: RolloutBufferClient, count: int, console: Console) -> Non
     """Fills the job with groups of one; a tenth is delivered."""
     start_external(client, WRITTEN_JOB, 1)
     began = time.monotonic()
-    for at in range(0, count, BATCH):
-        client.write(items("w", range(at, min(count, at + BATCH)), 1), job_id=WRITTEN_JOB)
+    for start in range(0, count, BATCH):
+        client.write(items("w", range(start, min(count, start + BATCH)), 1), job_id=WRITTEN_JOB)
     for _ in range(10):
-        got = client.get_rollout_data(job_id=WRITTEN_JOB, max_groups=max(1, count // 100), lease_s=60, images="hash")
-        client.ack([got.delivery_id] if got.delivery_id else [])
+        polled = client.get_rollout_data(job_id=WRITTEN_JOB, max_groups=max(1, count // 100), lease_s=60, images="hash")
+        client.ack([polled.delivery_id] if polled.delivery_id else [])
     console.print(f"wrote {count} items in {time.monotonic() - began:.0f} s")
 
 
 def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Console) -> None:
     """Lets a runner play the other job, and polls as a trainer does until it is finished."""
-    lines = ({"instance_id": f"Errand{at % 116}-{at}", "number": at} for at in range(count // GROUP_SIZE))
+    lines = ({"instance_id": f"Errand{n % 116}-{n}", "number": n} for n in range(count // GROUP_SIZE))
     (folder / "errands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     client.start_rollout(
         {
@@ -139,9 +139,9 @@ def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Co
     began = time.monotonic()
     logged_at = 0.0
     while (job := client.job(PLAYED_JOB))["state"] == "running" or job["groups"]["ready"] > 300:
-        got = client.get_rollout_data(job_id=PLAYED_JOB, max_groups=64, wait_s=2, lease_s=600, images="hash")
-        if got.delivery_id is not None:
-            client.ack([got.delivery_id])
+        delivery = client.get_rollout_data(job_id=PLAYED_JOB, max_groups=64, wait_s=2, lease_s=600, images="hash")
+        if delivery.delivery_id is not None:
+            client.ack([delivery.delivery_id])
         if time.monotonic() > logged_at + 20:
             logged_at = time.monotonic()
             console.print(f"played {sum(job['outcomes'].values())} of {count} in {logged_at - began:.0f} s")
@@ -153,38 +153,38 @@ def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Co
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def places(ask: Callable[[str], Any]) -> Iterator[Place]:
+def gets(ask: Callable[[str], Any]) -> Iterator[Get]:
     """Returns every request of the dashboard and of Prometheus, with every filter: with and without matches."""
-    yield Place("the page", "/")
-    yield Place("its largest file", "/dashboard/vendor/uplot/uPlot.iife.min.js")
-    yield Place("/overview", "/overview?limit=20")
-    yield Place("/overview, second page", f"/overview?limit=20&cursor={ask('/overview?limit=20')['next_cursor']}")
-    yield Place("/jobs", "/jobs")
-    yield Place("/metrics", "/metrics")
-    yield Place("/metrics, after a write", "/metrics", after_write=True)
+    yield Get("the page", "/")
+    yield Get("its largest file", "/dashboard/vendor/uplot/uPlot.iife.min.js")
+    yield Get("/overview", "/overview?limit=20")
+    yield Get("/overview, second page", f"/overview?limit=20&cursor={ask('/overview?limit=20')['next_cursor']}")
+    yield Get("/jobs", "/jobs")
+    yield Get("/metrics", "/metrics")
+    yield Get("/metrics, after a write", "/metrics", after_write=True)
     for job in (PLAYED_JOB, WRITTEN_JOB):
-        yield from job_places(job, ask)
-    yield from trajectory_places(None, ask)
+        yield from job_gets(job, ask)
+    yield from trajectory_gets(None, ask)
 
 
-def job_places(job: str, ask: Callable[[str], Any]) -> Iterator[Place]:
+def job_gets(job: str, ask: Callable[[str], Any]) -> Iterator[Get]:
     name, root = job.rpartition("/")[2], f"/jobs/{quote(job, safe='')}"
-    yield Place(f"{name}: /jobs/ID", root)
-    yield Place(f"{name}: /jobs/ID, after a write", root, after_write=True)
-    yield Place(f"{name}: explanation", f"{root}/explanation")
-    yield Place(f"{name}: series, whole job", f"{root}/series")
-    yield Place(f"{name}: series, an hour", f"{root}/series?range_s=3600")
-    yield Place(f"{name}: series, buckets of 5 s", f"{root}/series?width_s=5")
-    yield Place(f"{name}: deliveries", f"{root}/deliveries?limit=50")
-    yield from group_places(name, f"{root}/groups", ask)
-    yield from trajectory_places(job, ask)
+    yield Get(f"{name}: /jobs/ID", root)
+    yield Get(f"{name}: /jobs/ID, after a write", root, after_write=True)
+    yield Get(f"{name}: explanation", f"{root}/explanation")
+    yield Get(f"{name}: series, whole job", f"{root}/series")
+    yield Get(f"{name}: series, an hour", f"{root}/series?range_s=3600")
+    yield Get(f"{name}: series, buckets of 5 s", f"{root}/series?width_s=5")
+    yield Get(f"{name}: deliveries", f"{root}/deliveries?limit=50")
+    yield from group_gets(name, f"{root}/groups", ask)
+    yield from trajectory_gets(job, ask)
 
 
-def group_places(name: str, path: str, ask: Callable[[str], Any]) -> Iterator[Place]:
+def group_gets(name: str, path: str, ask: Callable[[str], Any]) -> Iterator[Get]:
     first = ask(f"{path}?limit=50")["groups"]
     filters: dict[str, dict[str, Any]] = {
         "first page": {},
-        "last page": {"cursor": deepest(path, "groups", ask)},
+        "last page": {"cursor": last_cursor(path, "groups", ask)},
         **{f"state {state}": {"state": state} for state in ("ready", "delivered", "filtered", "failed", "open")},
         "search, many found": {"search": "wifi" if "Wifi" in str(first) else "errand1"},
         "search, one found": {"search": first[0]["instance_id"]},
@@ -194,18 +194,18 @@ def group_places(name: str, path: str, ask: Callable[[str], Any]) -> Iterator[Pl
         "state, search and cause, nothing found": {"state": "filtered", "search": "a", "cause": "nothing like this"},
     }
     for what, query in filters.items():
-        yield Place(f"{name}: groups, {what}", f"{path}?{as_query({'limit': 50, **query})}")
-    yield Place(f"{name}: a group", f"/groups/{first[0]['group_index']}")
+        yield Get(f"{name}: groups, {what}", f"{path}?{as_query({'limit': 50, **query})}")
+    yield Get(f"{name}: a group", f"/groups/{first[0]['group_index']}")
 
 
-def trajectory_places(job: str | None, ask: Callable[[str], Any]) -> Iterator[Place]:
+def trajectory_gets(job: str | None, ask: Callable[[str], Any]) -> Iterator[Get]:
     of_job = {} if job is None else {"job_id": job}
     name = "all jobs" if job is None else job.rpartition("/")[2]
     path = f"/trajectories?{urlencode({'limit': 50, **of_job})}"
     some = ask(path)["trajectories"][0]
     filters: dict[str, dict[str, Any]] = {
         "first page": {},
-        "last page": {"cursor": deepest(path, "trajectories", ask)},
+        "last page": {"cursor": last_cursor(path, "trajectories", ask)},
         "an outcome": {"outcome": "truncated"},
         "an outcome, nothing found": {"outcome": "aborted"},
         "a stop reason, nothing found": {"stop_reason": "forbidden_token"},
@@ -221,47 +221,47 @@ def trajectory_places(job: str | None, ask: Callable[[str], Any]) -> Iterator[Pl
         "all filters, nothing found": {"outcome": "completed", "success": "true", "min_reward": 0, "search": "no such"},
     }
     for what, query in filters.items():
-        yield Place(f"{name}: trajectories, {what}", f"{path}&{as_query(query)}")
+        yield Get(f"{name}: trajectories, {what}", f"{path}&{as_query(query)}")
     uid, owner = quote(some["uid"], safe=""), urlencode(of_job)
-    yield Place(f"{name}: a trajectory", f"/trajectories/{uid}?{owner}")
-    yield Place(f"{name}: its tokens", f"/token_rows/{uid}?{owner}")
+    yield Get(f"{name}: a trajectory", f"/trajectories/{uid}?{owner}")
+    yield Get(f"{name}: its tokens", f"/token_rows/{uid}?{owner}")
 
 
 def as_query(query: dict[str, Any]) -> str:
-    """Formats a query string; a list with one page has no cursor."""
+    """Formats a query string without entries of None, such as the cursor of a list with one page."""
     return urlencode({name: value for name, value in query.items() if value is not None})
 
 
-def deepest(path: str, key: str, ask: Callable[[str], Any]) -> Any:
-    """Reads all pages and returns the cursor of the last one."""
+def last_cursor(path: str, key: str, ask: Callable[[str], Any]) -> Any:
+    """Reads all pages, of the largest size, and returns the cursor of the last one; None if there is only one."""
     limit = 500 if key == "groups" else 1000
-    larger = f"{path.replace('limit=50', '')}{'&' if '?' in path else '?'}limit={limit}"
-    cursor, last = None, None
+    large_pages = f"{path.replace('limit=50', '')}{'&' if '?' in path else '?'}limit={limit}"
+    cursor = None
     while True:
-        page = ask(larger if cursor is None else f"{larger}&cursor={quote(str(cursor))}")
+        page = ask(large_pages if cursor is None else f"{large_pages}&cursor={quote(str(cursor))}")
         if page["next_cursor"] is None:
-            return last
-        last = cursor = page["next_cursor"]
+            return cursor
+        cursor = page["next_cursor"]
 
 
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(url: str, place: Place, repeat: int, write: Callable[[], None]) -> Timing:
+def measure(url: str, get: Get, repeat: int, write: Callable[[], None]) -> Timing:
     """Makes a request ``repeat`` times over one connection; raises unless the answer is a 200."""
     times, size = [], 0
     with requests.Session() as session:
         session.get(f"{url}/health", timeout=60)
         for _ in range(repeat):
-            if place.after_write:
+            if get.after_write:
                 write()
             began = time.perf_counter()
-            reply = session.get(url + place.path, timeout=60)
+            reply = session.get(url + get.path, timeout=60)
             times.append(1000 * (time.perf_counter() - began))
             if not reply.ok:
-                raise SystemExit(f"{place.path}: {reply.status_code} {reply.text[:300]}")
+                raise SystemExit(f"{get.path}: {reply.status_code} {reply.text[:300]}")
             size = len(reply.content)
-    return Timing(place, times, size)
+    return Timing(get, times, size)
 
 
 def writer(client: RolloutBufferClient) -> Callable[[], None]:
@@ -277,9 +277,9 @@ def writer(client: RolloutBufferClient) -> Callable[[], None]:
 
 def as_table(timings: list[Timing]) -> Table:
     table = Table("request", "median ms", "longest ms", "kB")
-    for one in timings:
-        mark = " !" if one.longest_ms > LIMIT_MS else ""
-        table.add_row(one.place.name, f"{one.median_ms:.1f}", f"{one.longest_ms:.1f}{mark}", f"{one.size / 1000:.1f}")
+    for timing in timings:
+        longest = f"{timing.longest_ms:.1f}{' !' if timing.longest_ms > LIMIT_MS else ''}"
+        table.add_row(timing.get.name, f"{timing.median_ms:.1f}", longest, f"{timing.size / 1000:.1f}")
     return table
 
 
@@ -294,9 +294,9 @@ def run(folder: Path, arguments: argparse.Namespace, console: Console) -> list[T
             (folder / "filled").touch()
         if arguments.only_fill:
             return []
-        found = list(places(lambda path: requests.get(url + path, timeout=60).json()))
+        get_list = list(gets(lambda path: requests.get(url + path, timeout=60).json()))
         write = writer(client)
-        return [measure(url, place, arguments.repeat, write) for place in found if arguments.only in place.name]
+        return [measure(url, get, arguments.repeat, write) for get in get_list if arguments.only in get.name]
 
 
 def main() -> None:
@@ -316,7 +316,7 @@ def main() -> None:
         timings = run(folder, arguments, console)
     console.print(as_table(timings))
     if arguments.json:
-        rows = [{"request": one.place.name, "path": one.place.path, "ms": one.times_ms} for one in timings]
+        rows = [{"request": timing.get.name, "path": timing.get.path, "ms": timing.times_ms} for timing in timings]
         arguments.json.write_text(json.dumps({"machine": platform.platform(), "requests": rows}, indent=1))
 
 

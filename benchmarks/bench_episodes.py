@@ -57,6 +57,21 @@ PARAMS = 20  # parameter variations of each task
 # --- the engine process ----------------------------------------------------------------------------------------------
 
 
+def _call(arguments: dict[str, Any]) -> str:
+    return "<tool_call>\n" + json.dumps({"name": "mobile_use", "arguments": arguments}) + "\n</tool_call>\n"
+
+
+_CLICK = {"action": "click", "coordinate": [500, 500]}
+_BAD_REPLIES = (
+    "I would rather talk about it.",
+    "<tool_call>{broken</tool_call>",
+    _call(_CLICK) + _call({"action": "system_button", "button": "Back"}),
+    _call({"action": "click", "coordinate": [5000, -3]}),
+)
+_IMAGE_TOKENS = "<|vision_start|><|image_pad|><|vision_end|> is what I see.\n" + _call(_CLICK)
+_SHARE_OF_IMAGE_TOKENS = 0.02  # they end an episode, as truncated
+
+
 class RestlessPolicy:
     """The scripted engine's policy without endings, and with malformed replies."""
 
@@ -73,21 +88,6 @@ class RestlessPolicy:
             return chance.choice(_BAD_REPLIES)
         reply = reply_to(conversation, skill=skill, rng=rng)
         return _wander(chance) if any(ending in reply for ending in ENDINGS) else reply
-
-
-def _call(arguments: dict[str, Any]) -> str:
-    return "<tool_call>\n" + json.dumps({"name": "mobile_use", "arguments": arguments}) + "\n</tool_call>\n"
-
-
-_CLICK = {"action": "click", "coordinate": [500, 500]}
-_BAD_REPLIES = (
-    "I would rather talk about it.",
-    "<tool_call>{broken</tool_call>",
-    _call(_CLICK) + _call({"action": "system_button", "button": "Back"}),
-    _call({"action": "click", "coordinate": [5000, -3]}),
-)
-_IMAGE_TOKENS = "<|vision_start|><|image_pad|><|vision_end|> is what I see.\n" + _call(_CLICK)
-_SHARE_OF_IMAGE_TOKENS = 0.02  # they end an episode, as truncated
 
 
 def _wander(chance: random.Random) -> str:
@@ -132,9 +132,9 @@ async def serve_engine(port: int, bad: float) -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
-def largest_memory(supervisor: int) -> dict[bool, int]:
-    """Returns the peak resident memory in bytes, of the runner (True) and of the server (False)."""
-    largest = {True: 0, False: 0}
+def peak_memory(supervisor: int) -> dict[str, int]:
+    """Returns the peak resident memory in bytes, of the runner and of the largest server process."""
+    peaks = {"runner": 0, "server": 0}
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue
@@ -142,9 +142,9 @@ def largest_memory(supervisor: int) -> dict[bool, int]:
             status = (folder / "status").read_text()
             command = (folder / "cmdline").read_bytes()
             if int(folder.name) == supervisor or _field(status, "PPid:") == supervisor:
-                own = b"rollout_buffer.runner.main" in command
-                largest[own] = max(largest[own], _field(status, "VmHWM:") * 1024)
-    return largest
+                name = "runner" if b"rollout_buffer.runner.main" in command else "server"
+                peaks[name] = max(peaks[name], _field(status, "VmHWM:") * 1024)
+    return peaks
 
 
 def _field(status: str, name: str) -> int:
@@ -201,9 +201,9 @@ def _played(
     mode: str, steps: int, options: argparse.Namespace, folder: Path, url: str, engine_url: str, supervisor: int
 ) -> Cost:
     client = RolloutBufferClient(url, timeout_s=120)
-    empty, began = bytes_under(folder / "data"), time.monotonic()
+    empty_size, began = bytes_under(folder / "data"), time.monotonic()
     job_id = client.start_rollout(payload(mode, steps, options.episodes, folder, engine_url)).job_id
-    memory = {True: 0, False: 0}
+    memory = {"runner": 0, "server": 0}
     accounting: dict[str, Any] = {}
     while not accounting or accounting["submitted"] < options.episodes or accounting["open"]:
         time.sleep(1)
@@ -211,29 +211,28 @@ def _played(
         accounting = job["slots"]
         if job["state"] == "failed":
             raise SystemExit(f"the job failed: {job}")
-        seen = largest_memory(supervisor)
-        memory = {own: max(memory[own], seen[own]) for own in memory}
+        memory = {name: max(memory[name], peak) for name, peak in peak_memory(supervisor).items()}
     seconds = time.monotonic() - began
     to_engine = int(requests.get(f"{engine_url}/bytes_received", timeout=30).json())
-    stored = bytes_under(folder / "data") - empty
-    found = Received(client, job_id)
+    stored = bytes_under(folder / "data") - empty_size
+    received = Received(client, job_id)
     return Cost(
         mode=mode,
         steps=steps,
         episodes=options.episodes,
-        outcomes=dict(found.outcomes),
-        turns=found.turns,
-        malformed=found.malformed,
-        rows=found.rows,
-        screenshots=found.screenshots,
+        outcomes=dict(received.outcomes),
+        turns=received.turns,
+        malformed=received.malformed,
+        rows=received.rows,
+        screenshots=received.screenshots,
         slots={state: count for state, count in client.job(job_id)["slots"].items() if count},
         seconds=seconds,
         stored=stored,
-        delivered=found.bytes,
-        fetched=found.image_bytes,
+        delivered=received.bytes,
+        fetched=received.image_bytes,
         to_engine=to_engine,
-        runner_memory=memory[True],
-        server_memory=memory[False],
+        runner_memory=memory["runner"],
+        server_memory=memory["server"],
     )
 
 
@@ -246,8 +245,8 @@ def payload(mode: str, steps: int, episodes: int, folder: Path, engine_url: str)
     """Returns the job's payload: one episode per instance, the tasks in rotation."""
     names = sorted(TASKS)
     lines = [
-        {"instance_id": f"episode-{at}", "metadata": {"task_name": names[at % len(names)], "params_idx": at % PARAMS}}
-        for at in range(episodes)
+        {"instance_id": f"episode-{n}", "metadata": {"task_name": names[n % len(names)], "params_idx": n % PARAMS}}
+        for n in range(episodes)
     ]
     path = folder / "tasks.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -303,19 +302,19 @@ def show(costs: list[Cost]) -> None:
     columns = ("mode", "steps", "ended", "malformed", "rows", "screens", "stored", "delivered", "with screens")
     for column in (*columns, "to engine", "runner MB", "server MB", "seconds"):
         table.add_column(column)
-    for one in costs:
-        per_step = [value / one.turns / 1000 for value in _traffic(one)]
+    for cost in costs:
+        per_step = [value / cost.turns / 1000 for value in _traffic(cost)]
         table.add_row(
-            one.mode, str(one.steps), ", ".join(f"{count} {name}" for name, count in one.outcomes.items()),
-            f"{one.malformed} of {one.turns}", str(one.rows), str(one.screenshots),
+            cost.mode, str(cost.steps), ", ".join(f"{count} {name}" for name, count in cost.outcomes.items()),
+            f"{cost.malformed} of {cost.turns}", str(cost.rows), str(cost.screenshots),
             *(f"{value:.1f}" for value in per_step),
-            f"{one.runner_memory / 1e6:.0f}", f"{one.server_memory / 1e6:.0f}", f"{one.seconds:.0f}",
+            f"{cost.runner_memory / 1e6:.0f}", f"{cost.server_memory / 1e6:.0f}", f"{cost.seconds:.0f}",
         )  # fmt: skip
     Console(width=170).print(table)
 
 
-def _traffic(one: Cost) -> tuple[int, int, int, int]:
-    return one.stored, one.delivered, one.delivered + one.fetched, one.to_engine
+def _traffic(cost: Cost) -> tuple[int, int, int, int]:
+    return cost.stored, cost.delivered, cost.delivered + cost.fetched, cost.to_engine
 
 
 def main() -> int:
@@ -331,14 +330,14 @@ def main() -> int:
     if options.serve_engine is not None:
         asyncio.run(serve_engine(options.serve_engine, options.bad))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))  # so that its processes are stopped too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM"))  # so that the processes it started end too
     costs: list[Cost] = []
     for mode in options.modes:
         for steps in options.steps:
             costs.append(measure(mode, steps, options))
             show(costs[-1:])
             if options.json:
-                options.json.write_text(json.dumps([asdict(one) for one in costs], indent=1) + "\n", encoding="utf-8")
+                options.json.write_text(json.dumps([asdict(cost) for cost in costs], indent=1) + "\n", encoding="utf-8")
     show(costs)
     return 0
 

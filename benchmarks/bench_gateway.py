@@ -8,7 +8,7 @@ keeps them in memory alone; and this one, which plays the agents. Direct calls c
 in, ids and log-probs out. All are measured alternately, round by round, with the same client. A conversation has eight
 turns of a dozen words and then starts again. ``episodes`` opens and closes a session around each conversation.
 ``streamed`` turns come token by token, and their latency is that of the first event: the engine of 300 ms gives its
-first token at once.
+first token at once, and the others after its wait.
 
 Wall-clock numbers depend on the machine's load; the gateway's CPU time per request hardly does.
 """
@@ -67,11 +67,8 @@ class InstantEngine(asyncio.Protocol):
         self._pending += data
         while (end := self._pending.find(b"\r\n\r\n")) >= 0:
             head = self._pending[:end].lower()
-            size = (
-                end
-                + 4
-                + (int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0)
-            )
+            fields = head.split(b"content-length:")
+            size = end + 4 + (int(fields[1].split(b"\r\n")[0]) if len(fields) > 1 else 0)
             if len(self._pending) < size:
                 return
             is_streamed = b'"stream":true' in self._pending[end:size]
@@ -86,7 +83,7 @@ class InstantEngine(asyncio.Protocol):
 
 
 def reply_body(count: int = REPLY_TOKENS) -> bytes:
-    """Returns the body of the constant reply when there are so many tokens."""
+    """Returns the body of the constant reply when ``count`` of its tokens are sampled."""
     ids = list(range(400, 400 + count))
     meta = {
         "finish_reason": {"type": "stop", "matched": ids[-1]} if count == REPLY_TOKENS else None,
@@ -120,7 +117,7 @@ async def serve_engine(wait_s: float) -> None:
     reply, events = engine_reply(), engine_events()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: InstantEngine(reply, events, wait_s), "127.0.0.1", 0)
-    say(server.sockets[0].getsockname()[1])
+    print_port(server.sockets[0].getsockname()[1])
     await server.serve_forever()
 
 
@@ -148,19 +145,19 @@ class Connection:
         return content
 
     async def stream(self, path: str, body: bytes) -> tuple[float, list[Any]]:
-        """Returns when the first event came, and all events."""
+        """Returns the time at which the first event arrived, and all events."""
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         self._writer.write(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
         answer = await self._reader.readuntil(b"\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(answer.decode())
-        content, came_at = bytearray(), 0.0
+        content, arrived_at = bytearray(), 0.0
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             content += (await self._reader.readexactly(size + 2))[:-2]
-            came_at = came_at or time.perf_counter()
+            arrived_at = arrived_at or time.perf_counter()
         await self._reader.readexactly(2)
         events = [event[6:] for event in bytes(content).split(b"\n\n") if event.startswith(b"data: ")]
-        return came_at, [orjson.loads(event) for event in events if event != b"[DONE]"]
+        return arrived_at, [orjson.loads(event) for event in events if event != b"[DONE]"]
 
     def close(self) -> None:
         self._writer.close()
@@ -178,8 +175,8 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """Addresses of the processes."""
+class Target:
+    """Where agents send their turns: an engine, a gateway in front of it, and a job of the gateway."""
 
     engine_port: int
     gateway_port: int
@@ -189,21 +186,21 @@ class Scene:
 
 
 Begin = Callable[[], Awaitable[float]]
-"""Waits until all agents are ready, and returns the time at which they end."""
+"""Waits until all agents are ready, and returns the time at which the agent shall end."""
 
 
 def question(number: int) -> dict[str, str]:
     return {"role": "user", "content": f"Please look at item {number} of the list and say what it is about."}
 
 
-async def direct_agent(scene: Scene, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
+async def direct_agent(target: Target, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
     """Calls the engine as the gateway does, with prepared ids."""
-    connection = await Connection(scene.engine_port).open()
+    connection = await Connection(target.engine_port).open()
     until = await begin()
     bodies = direct_bodies()
-    at = 0
+    number = 0
     while time.perf_counter() < until:
-        body = bodies[at % len(bodies)]
+        body = bodies[number % len(bodies)]
         began = time.perf_counter()
         if is_streamed:
             ended, _ = await connection.stream("/generate", body[:-1] + b',"stream":true}')
@@ -211,7 +208,7 @@ async def direct_agent(scene: Scene, begin: Begin, latencies: list[float], *, is
             orjson.loads(await connection.post("/generate", body))
             ended = time.perf_counter()
         latencies.append(ended - began)
-        at += 1
+        number += 1
     connection.close()
 
 
@@ -232,10 +229,10 @@ def direct_bodies() -> list[bytes]:
     return _bodies
 
 
-async def session_agent(scene: Scene, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
+async def session_agent(target: Target, begin: Begin, latencies: list[float], *, is_streamed: bool = False) -> None:
     """Plays conversations in one session."""
-    connection = await Connection(scene.gateway_port).open()
-    session = await open_session(connection, scene)
+    connection = await Connection(target.gateway_port).open()
+    session = await open_session(connection, target)
     number, until = 0, await begin()
     while time.perf_counter() < until:
         number = await converse(connection, session, number, until, latencies, is_streamed=is_streamed)
@@ -243,19 +240,19 @@ async def session_agent(scene: Scene, begin: Begin, latencies: list[float], *, i
     connection.close()
 
 
-async def episode_agent(scene: Scene, begin: Begin, latencies: list[float]) -> None:
+async def episode_agent(target: Target, begin: Begin, latencies: list[float]) -> None:
     """Opens a session, plays eight turns, closes it with a reward; repeats."""
-    connection = await Connection(scene.gateway_port).open()
+    connection = await Connection(target.gateway_port).open()
     number, until = 0, await begin()
     while time.perf_counter() < until:
-        session = await open_session(connection, scene)
+        session = await open_session(connection, target)
         number = await converse(connection, session, number, float("inf"), latencies)
         await connection.post(f"/sessions/{session['session_id']}/close", b'{"reward": 1}')
     connection.close()
 
 
-async def open_session(connection: Connection, scene: Scene) -> dict[str, Any]:
-    opened: dict[str, Any] = orjson.loads(await connection.post("/sessions", orjson.dumps({"job_id": scene.job_id})))
+async def open_session(connection: Connection, target: Target) -> dict[str, Any]:
+    opened: dict[str, Any] = orjson.loads(await connection.post("/sessions", orjson.dumps({"job_id": target.job_id})))
     return opened
 
 
@@ -293,12 +290,14 @@ streamed_directly = partial(direct_agent, is_streamed=True)
 streamed_session = partial(session_agent, is_streamed=True)
 
 
-Agent = Callable[[Scene, Begin, list[float]], Awaitable[None]]
+Agent = Callable[[Target, Begin, list[float]], Awaitable[None]]
 
 
-async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, samples: Samples) -> None:
-    """One round: ``concurrency`` agents for ``seconds``. They begin apart if the engine takes time: as agents do, they
-    do not all ask at once."""
+async def measure(agent: Agent, target: Target, concurrency: int, seconds: float, samples: Samples) -> None:
+    """Runs ``concurrency`` agents for ``seconds``, one round.
+
+    If the engine waits, the agents' starts are spread over its wait, so that their requests do not arrive all at once.
+    """
     latencies: list[float] = []
     all_ready = asyncio.Barrier(concurrency)
     began: list[float] = []
@@ -307,10 +306,10 @@ async def measure(agent: Agent, scene: Scene, concurrency: int, seconds: float, 
         async def begin() -> float:
             await all_ready.wait()
             began.append(time.perf_counter())
-            await asyncio.sleep(scene.wait_s * number / concurrency)
+            await asyncio.sleep(target.wait_s * number / concurrency)
             return began[0] + seconds
 
-        await agent(scene, begin, latencies)
+        await agent(target, begin, latencies)
 
     await asyncio.gather(*map(play, range(concurrency)))
     samples.latencies += latencies
@@ -327,45 +326,45 @@ def processor_seconds(pid: int) -> float:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
-async def compare(scenes: dict[str, Scene], rounds: int, seconds: float) -> dict[str, Any]:
+async def compare(targets: dict[str, Target], rounds: int, seconds: float) -> dict[str, Any]:
     """Measures all variants alternately and returns the numbers."""
-    scene, waiting = scenes["gateway"], scenes["gateway, waiting"]
-    kinds: dict[str, tuple[Agent, Scene, int]] = {
-        **{f"direct c={concurrency}": (direct_agent, scene, concurrency) for concurrency in CONCURRENCIES},
+    instant, waiting = targets["gateway"], targets["gateway, waiting"]
+    kinds: dict[str, tuple[Agent, Target, int]] = {
+        **{f"direct c={concurrency}": (direct_agent, instant, concurrency) for concurrency in CONCURRENCIES},
         **{
-            f"{name} c={concurrency}": (session_agent, scenes[name], concurrency)
+            f"{name} c={concurrency}": (session_agent, targets[name], concurrency)
             for concurrency in CONCURRENCIES
             for name in GATEWAYS
         },
-        f"episodes c={CONCURRENCY}": (episode_agent, scene, CONCURRENCY),
+        f"episodes c={CONCURRENCY}": (episode_agent, instant, CONCURRENCY),
         **{
-            f"{name}, {WAIT_S:g} s, c={concurrency}": (session_agent, scenes[f"{name}, waiting"], concurrency)
+            f"{name}, {WAIT_S:g} s, c={concurrency}": (session_agent, targets[f"{name}, waiting"], concurrency)
             for concurrency in CONCURRENCIES
             for name in GATEWAYS
             if name != "without fsync"
         },
     }
     for concurrency in CONCURRENCIES:
-        for kind, place in (
-            (f"streamed c={concurrency}", scene),
+        for kind, target in (
+            (f"streamed c={concurrency}", instant),
             (f"streamed, {WAIT_S:g} s, c={concurrency}", waiting),
         ):
-            kinds[f"direct {kind}"] = streamed_directly, place, concurrency
-            kinds[f"gateway {kind}"] = streamed_session, place, concurrency
+            kinds[f"direct {kind}"] = streamed_directly, target, concurrency
+            kinds[f"gateway {kind}"] = streamed_session, target, concurrency
     samples = {name: Samples() for name in kinds}
-    busy = dict.fromkeys(kinds, 0.0)
+    cpu_s = dict.fromkeys(kinds, 0.0)
     direct_bodies()
-    for one in scenes.values():
-        await measure(session_agent, one, CONCURRENCY, min(seconds, 1.0), Samples())
+    for target in targets.values():
+        await measure(session_agent, target, CONCURRENCY, min(seconds, 1.0), Samples())
     for _ in range(rounds):
-        for name, (agent, one, concurrency) in kinds.items():
-            before = processor_seconds(one.gateway_pid)
-            await measure(agent, one, concurrency, seconds, samples[name])
-            busy[name] += processor_seconds(one.gateway_pid) - before
-    return {name: summary(samples[name], busy[name]) for name in kinds} | {"load": os.getloadavg()[0]}
+        for name, (agent, target, concurrency) in kinds.items():
+            before = processor_seconds(target.gateway_pid)
+            await measure(agent, target, concurrency, seconds, samples[name])
+            cpu_s[name] += processor_seconds(target.gateway_pid) - before
+    return {name: summary(samples[name], cpu_s[name]) for name in kinds} | {"load": os.getloadavg()[0]}
 
 
-def summary(samples: Samples, busy_s: float) -> dict[str, Any]:
+def summary(samples: Samples, cpu_s: float) -> dict[str, Any]:
     ordered = sorted(samples.latencies)
     return {
         "p50_ms": round(1000 * statistics.median(ordered), 3),
@@ -373,7 +372,7 @@ def summary(samples: Samples, busy_s: float) -> dict[str, Any]:
         "requests_per_s": round(statistics.median(samples.rates), 1),
         "lowest_round": round(min(samples.rates), 1),
         "highest_round": round(max(samples.rates), 1),
-        "gateway_cpu_ms_per_request": round(1000 * busy_s / len(ordered), 3),
+        "gateway_cpu_ms_per_request": round(1000 * cpu_s / len(ordered), 3),
     }
 
 
@@ -399,7 +398,7 @@ def start_job(folder: Path, engine_port: int, job_id: str) -> None:
 def run(rounds: int, seconds: float) -> dict[str, Any]:
     """Starts the processes, measures, stops them."""
     started: list[subprocess.Popen[str]] = []
-    scenes: dict[str, Scene] = {}
+    targets: dict[str, Target] = {}
     with tempfile.TemporaryDirectory() as folder:
         try:
             ports = {}
@@ -410,11 +409,11 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
                 data_dir = Path(folder, name)
                 for job_id, port in ports.items():
                     start_job(data_dir, port, job_id)
-                started.append(spawn(["-m", "benchmarks.bench_gateway", "--gateway", str(data_dir), "--turns", name]))
+                started.append(spawn(["-m", "benchmarks.bench_gateway", "--gateway", str(data_dir), "--variant", name]))
                 gateway_port = int(first_line(started[-1]))
-                scenes[name] = Scene(ports["instant"], gateway_port, started[-1].pid, "instant")
-                scenes[f"{name}, waiting"] = Scene(ports["waiting"], gateway_port, started[-1].pid, "waiting", WAIT_S)
-            return asyncio.run(compare(scenes, rounds, seconds))
+                targets[name] = Target(ports["instant"], gateway_port, started[-1].pid, "instant")
+                targets[f"{name}, waiting"] = Target(ports["waiting"], gateway_port, started[-1].pid, "waiting", WAIT_S)
+            return asyncio.run(compare(targets, rounds, seconds))
         finally:
             for process in reversed(started):
                 process.terminate()
@@ -431,13 +430,13 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def say(port: object) -> None:
+def print_port(port: object) -> None:
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
 
 
-def run_gateway(folder: str, turns: str) -> None:
-    """Runs the gateway on a free port and prints it; ``turns`` is one of ``GATEWAYS``."""
+def run_gateway(folder: str, variant: str) -> None:
+    """Runs the gateway on a free port and prints it; ``variant`` is one of ``GATEWAYS``."""
     from slime_plugins.rollout_buffer.gateway.main import main as serve
     from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
     from slime_plugins.rollout_buffer.gateway.turn_store import TurnStore
@@ -455,40 +454,39 @@ def run_gateway(folder: str, turns: str) -> None:
     async def not_stored(self: TurnStore, turn: object) -> bool:
         return True
 
-    if turns == "without fsync":
+    if variant == "without fsync":
         store._set_up = without_fsync
-    if turns == "in memory":
-        TurnStore.write = not_stored  # type: ignore[method-assign]  # what is compared to
+    if variant == "in memory":
+        TurnStore.write = not_stored  # type: ignore[method-assign]  # the variant without a store
 
-    settings = GatewaySettings(
-        data_dir=Path(folder), port=0, max_turns=10_000_000, workers=1 + (turns == "two processes")
-    )
+    workers = 2 if variant == "two processes" else 1
+    settings = GatewaySettings(data_dir=Path(folder), port=0, max_turns=10_000_000, workers=workers)
     if settings.workers > 1:
-        serve_gateway(settings, lambda url: say(url.rsplit(":", 1)[1]))
+        serve_gateway(settings, lambda url: print_port(url.rsplit(":", 1)[1]))
         return
     (listening,) = listen("127.0.0.1", 0)
-    say(listening.getsockname()[1])
+    print_port(listening.getsockname()[1])
     serve([settings.model_dump_json(), "1", str(Heartbeat().descriptor), str(listening.fileno())])
 
 
-def report(found: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     lines = []
-    for name, numbers in found.items():
+    for name, numbers in results.items():
         if isinstance(numbers, dict):
             shown = "  ".join(f"{key} {value}" for key, value in numbers.items())
             lines.append(f"{name:24} {shown}")
-    added = found["gateway c=1"]["p50_ms"] - found["direct c=1"]["p50_ms"]
-    ratio = found[f"direct c={CONCURRENCY}"]["requests_per_s"] / found[f"gateway c={CONCURRENCY}"]["requests_per_s"]
+    added = results["gateway c=1"]["p50_ms"] - results["direct c=1"]["p50_ms"]
+    ratio = results[f"direct c={CONCURRENCY}"]["requests_per_s"] / results[f"gateway c={CONCURRENCY}"]["requests_per_s"]
     lines.append(f"added at the median, c=1: {added:.2f} ms; direct / gateway at c={CONCURRENCY}: {ratio:.1f}")
     for concurrency in CONCURRENCIES:
         on_disk, in_memory = (
-            found[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in ("gateway", "in memory")
+            results[f"{name}, {WAIT_S:g} s, c={concurrency}"]["p50_ms"] for name in ("gateway", "in memory")
         )
         lines.append(f"added by storing turns at the median, c={concurrency}: {on_disk - in_memory:.2f} ms")
         kind = f"streamed, {WAIT_S:g} s, c={concurrency}"
-        alone, through = (found[f"{name} {kind}"]["p50_ms"] for name in ("direct", "gateway"))
+        alone, through = (results[f"{name} {kind}"]["p50_ms"] for name in ("direct", "gateway"))
         lines.append(f"added to the first event at the median, c={concurrency}: {through - alone:.2f} ms")
-    lines.append(f"load of the machine: {found['load']:.1f}")
+    lines.append(f"load of the machine: {results['load']:.1f}")
     return "\n".join(lines)
 
 
@@ -499,17 +497,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--engine", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--gateway", help=argparse.SUPPRESS)
-    parser.add_argument("--turns", choices=GATEWAYS, default="gateway", help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=GATEWAYS, default="gateway", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.engine is not None:
         asyncio.run(serve_engine(options.engine))
     elif options.gateway:
-        run_gateway(options.gateway, options.turns)
+        run_gateway(options.gateway, options.variant)
     else:
-        found = run(options.rounds, options.seconds)
+        results = run(options.rounds, options.seconds)
         if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
-        sys.stdout.write(report(found) + "\n")
+            options.json.write_text(json.dumps(results, indent=2), encoding="utf-8")
+        sys.stdout.write(report(results) + "\n")
 
 
 if __name__ == "__main__":

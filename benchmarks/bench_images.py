@@ -41,17 +41,17 @@ def main() -> None:
     seconds: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(options.rounds):
         for threads, rounds in seconds.items():
-            rounds.append(made_in(vision, pictures, threads))
+            rounds.append(time_per_picture(vision, pictures, threads))
     ratios = [one / two for one, two in zip(*seconds.values(), strict=True)]
-    made = vision.prepare(Image.open(io.BytesIO(next(iter(pictures.values()))))).tensors.values()
-    found = {
+    tensors = vision.prepare(Image.open(io.BytesIO(next(iter(pictures.values()))))).tensors.values()
+    report = {
         "ms_a_picture": {threads: statistics.median(rounds) * 1000 for threads, rounds in seconds.items()},
         "one_thread_to_two": {"median": statistics.median(ratios), "rounds": ratios},
-        "mb_a_picture": sum(tensor.nbytes for tensor in made) / 1e6,
+        "mb_a_picture": sum(tensor.nbytes for tensor in tensors) / 1e6,
     }
-    Console().print_json(data=found)
+    Console().print_json(data=report)
     if options.json is not None:
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+        options.json.write_text(json.dumps(report), encoding="utf-8")
 
 
 def qwen_vision() -> QwenVision:
@@ -76,8 +76,8 @@ def noise(count: int) -> dict[str, bytes]:
     return {hashlib.sha256(data).hexdigest(): data for data in files}
 
 
-def made_in(vision: Any, pictures: Mapping[str, bytes], threads: int) -> float:
-    """Returns the seconds per image."""
+def time_per_picture(vision: Any, pictures: Mapping[str, bytes], threads: int) -> float:
+    """Returns the seconds per image, with so many threads."""
     images = RowImages(vision, FetchedImages(data=pictures))
     with ThreadPoolExecutor(threads) as pool:
         begun = time.perf_counter()

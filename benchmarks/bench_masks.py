@@ -56,27 +56,27 @@ class PerMessageMask:
         self._prefix = [{"role": "user", "content": "a message to be cut off again"}] if with_prefix else []
         probe = {"role": "user", "content": "probe text"}
         twice, text = self._ids([probe, probe]), self._ids([probe])
-        self._system = 2 * len(text) - len(twice)
-        self._header = len(self._ids([probe], add_generation_prompt=True)) - len(text)
+        self._system_length = 2 * len(text) - len(twice)
+        self._header_length = len(self._ids([probe], add_generation_prompt=True)) - len(text)
         self._prefix_ids = self._ids(self._prefix) if self._prefix else []
 
     def __call__(self, messages: Sequence[Message]) -> IdsAndMask:
         token_ids: list[int] = []
         loss_mask: list[int] = []
-        for at, message in enumerate(messages):
-            ids = self._ids_of(at, message)
+        for index, message in enumerate(messages):
+            ids = self._ids_of(index, message)
             token_ids += ids
             if message["role"] == "assistant":
-                loss_mask += [0] * self._header + [1] * (len(ids) - self._header)
+                loss_mask += [0] * self._header_length + [1] * (len(ids) - self._header_length)
             else:
                 loss_mask += [0] * len(ids)
         return token_ids, loss_mask
 
-    def _ids_of(self, at: int, message: Message) -> list[int]:
+    def _ids_of(self, index: int, message: Message) -> list[int]:
         if not self._prefix:
-            return self._ids([message])[0 if at == 0 or message["role"] == "system" else self._system :]
+            return self._ids([message])[0 if index == 0 or message["role"] == "system" else self._system_length :]
 
-        if at == 0:
+        if index == 0:
             return self._ids([message, *self._prefix])[: -len(self._prefix_ids)]
 
         return self._ids([*self._prefix, message])[len(self._prefix_ids) :]
@@ -113,8 +113,8 @@ class SearchedTextMask:
             start = text.index("<|im_start|>assistant\n", cursor) + len("<|im_start|>assistant\n")
             cursor = text.index("<|im_end|>", start) + len("<|im_end|>") + 1
             start += len("<think>\n") if text.startswith("<think>\n", start) else 0
-            for at in range(start, cursor):
-                mask[at] = 1
+            for index in range(start, cursor):
+                mask[index] = 1
         return mask
 
 
@@ -147,12 +147,12 @@ class Measured:
 
 def make_conversation(seed: str, turns: int = TURNS, tokens: int = TOKENS) -> list[Message]:
     """Returns a conversation of ``turns`` turns and about ``tokens`` tokens."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     per_message = tokens // (2 * turns)
 
     def write() -> str:
-        count = int(per_message / 1.55 * chance.uniform(0.6, 1.4))
-        return " ".join(chance.choice(WORDS) + chance.choice(["", "", "", ",", ".", ".\n"]) for _ in range(count))
+        count = int(per_message / 1.55 * rng.uniform(0.6, 1.4))  # a word has 1.55 tokens
+        return " ".join(rng.choice(WORDS) + rng.choice(["", "", "", ",", ".", ".\n"]) for _ in range(count))
 
     messages: list[Message] = [{"role": "system", "content": "You are an agent on a phone."}]
     for _ in range(turns):
@@ -180,7 +180,7 @@ def prefixes(messages: list[Message]) -> list[list[Message]]:
 
 
 def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> list[Measured]:
-    """Measures the first three cases for one pair."""
+    """Measures all cases for one pair; without the batch if ``batch`` is 0."""
     tokenizer = chat_tokenizers.load(pair)
     ancestor = ancestor_of(tokenizer, tokenizer_type)
     ours = MultiTurnLossMaskGenerator(tokenizer, tokenizer_type)
@@ -189,11 +189,10 @@ def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> lis
     names = ["one, never seen", "one, seen before", f"after each of {TURNS} turns"]
     times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in names}
     tokens = 0
-    for at in range(rounds):
-        one, grown = make_conversation(f"one {at}"), make_conversation(f"grown {at}")
-        growing = prefixes(grown)
-        tokens = len(ours.get_loss_mask(make_conversation(f"count {at}"))[0])
-        for name, conversations in zip(names, ([one], [one], growing), strict=True):
+    for index in range(rounds):
+        conversation, growing = make_conversation(f"one {index}"), prefixes(make_conversation(f"grown {index}"))
+        tokens = len(ours.get_loss_mask(make_conversation(f"count {index}"))[0])
+        for name, conversations in zip(names, ([conversation], [conversation], growing), strict=True):
             old, new = times[name]
             old.append(seconds(lambda: [ancestor(messages) for messages in conversations]))  # noqa: B023 - called at once
             new.append(seconds(lambda: [ours.get_loss_mask(messages) for messages in conversations]))  # noqa: B023 - as above
@@ -204,9 +203,9 @@ def measure_pair(pair: str, tokenizer_type: str, rounds: int, batch: int) -> lis
 def measure_batch(
     pair: str, tokenizer_type: str, ancestor: Callable[[Sequence[Message]], IdsAndMask], batch: int
 ) -> Measured:
-    """Measures a batch, and the number of busy cores."""
+    """Measures a batch, and the number of busy cores. The ancestor's time is that of an eighth, times 8."""
     ours = MultiTurnLossMaskGenerator(chat_tokenizers.load(pair), tokenizer_type)
-    conversations = [make_conversation(f"batch {at}") for at in range(batch)]
+    conversations = [make_conversation(f"batch {index}") for index in range(batch)]
     sample = conversations[: max(1, batch // 8)]
     old = seconds(lambda: [ancestor(messages) for messages in sample]) * len(conversations) / len(sample)
     processor = time.process_time()
@@ -220,10 +219,10 @@ def measure_batch(
 def measure_rows(trajectories: int, rounds: int, turns: int = 50, tokens: int = 30_000) -> dict[str, Any]:
     """Measures packing of append-only trajectories, with prompts as full lists."""
     step = tokens // turns
-    whole = [at % 150_000 for at in range(tokens)]
+    whole = [index % 150_000 for index in range(tokens)]
     generations = [
-        Generation(whole[: at * step + step - 200], whole[at * step + step - 200 : (at + 1) * step], [-0.5] * 200)
-        for at in range(turns)
+        Generation(whole[: end - 200], whole[end - 200 : end], [-0.5] * 200)
+        for end in range(step, turns * step + 1, step)
     ]
     times = [seconds(lambda: [pack_training_rows(generations) for _ in range(trajectories)]) for _ in range(rounds)]
     return {"trajectories": trajectories, "turns": turns, "tokens": tokens, "seconds": times}
@@ -233,9 +232,10 @@ def show(results: list[Measured], rows: dict[str, Any]) -> None:
     table = Table(title=f"Loss masks, {TURNS} turns, about {TOKENS} tokens: milliseconds, median (lowest to highest)")
     for column in ("template", "question", "per message", "ours", "times faster", "note"):
         table.add_column(column, justify="right" if column in ("per message", "ours", "times faster") else "left")
-    for one in results:
+    for result in results:
         table.add_row(
-            one.pair, one.question, *map(_milliseconds, (one.ancestor_s, one.ours_s)), f"{one.ratio:.1f}", one.note
+            *(result.pair, result.question, _milliseconds(result.ancestor_s), _milliseconds(result.ours_s)),
+            *(f"{result.ratio:.1f}", result.note),
         )
     console = Console(width=150)
     console.print(table)
@@ -257,13 +257,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"  # both contenders may use all cores, as in a trainer
-    results = [one for pair in options.pairs for one in measure_pair(pair, PAIRS[pair], options.rounds, options.batch)]
+    results: list[Measured] = []
+    for pair in options.pairs:
+        results += measure_pair(pair, PAIRS[pair], options.rounds, options.batch)
     rows = measure_rows(256, min(3, options.rounds))
     show(results, rows)
     if options.json:
         machine = {"python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count()}
-        found = {"machine": machine, "results": [one.as_json() for one in results], "packing": rows}
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        report = {"machine": machine, "results": [result.as_json() for result in results], "packing": rows}
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -147,7 +147,7 @@ def through_the_pool(pool: LocalDevicePool, taps: int) -> Play:
 async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
     """Returns a play function of whole episodes; the last reply of an episode ends it."""
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-    x, y = (round(at / size * 999) for at, size in zip(NOWHERE, POINTS, strict=True))
+    x, y = (round(coordinate / size * 999) for coordinate, size in zip(NOWHERE, POINTS, strict=True))
     replies: dict[str | None, int] = {}
 
     def reply(request: GenerateRequest) -> str:
@@ -181,44 +181,44 @@ async def whole_episodes(pool: LocalDevicePool, pages: int, taps: int) -> Play:
 
 async def rate_of(play: Play, episodes: int, pages: int) -> float:
     """Returns episodes per second, with ``pages`` concurrent ones."""
-    room = asyncio.Semaphore(pages)
+    limit = asyncio.Semaphore(pages)
 
-    async def one(number: int) -> None:
-        async with room:
+    async def play_one(number: int) -> None:
+        async with limit:
             await play(number)
 
     began = time.monotonic()
-    await asyncio.gather(*(one(number) for number in range(episodes)))
+    await asyncio.gather(*(play_one(number) for number in range(episodes)))
     return episodes / (time.monotonic() - began)
 
 
 async def resets_of(pool: LocalDevicePool, at_once: int, count: int) -> list[float]:
     """Returns the seconds of each of ``count`` resets, with ``at_once`` concurrent ones."""
-    room, took = asyncio.Semaphore(at_once), []
+    limit, durations = asyncio.Semaphore(at_once), []
 
-    async def one(number: int) -> None:
-        async with room, await pool.acquire() as device:
+    async def play_one(number: int) -> None:
+        async with limit, await pool.acquire() as device:
             began = time.monotonic()
             await device.reset(TASKS[number % len(TASKS)], number % 4)
-            took.append(time.monotonic() - began)
+            durations.append(time.monotonic() - began)
 
-    await asyncio.gather(*(one(number) for number in range(count)))
-    return took
+    await asyncio.gather(*(play_one(number) for number in range(count)))
+    return durations
 
 
 async def measure(pages: int, options: argparse.Namespace) -> Measured:
     """Opens the pages of all contenders and measures them alternately."""
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     settings = load_settings({})
-    found = Measured(pages=pages, taps=options.taps, episodes=options.episodes or 4 * pages)
+    result = Measured(pages=pages, taps=options.taps, episodes=options.episodes or 4 * pages)
     pool, began = LocalDevicePool(settings.for_devices(), owner="bench"), time.monotonic()
     generator = await whole_episodes(pool, pages, options.taps)
     while sum(device["state"] == "ready" for device in await pool.counters()) < pages:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
-    found.opened_s = round(time.monotonic() - began, 2)
+    result.opened_s = round(time.monotonic() - began, 2)
     played = through_the_pool(pool, options.taps)
     await rate_of(played, WARM_UP * pages, pages)
-    found.memory_per_page = memory_below() // pages
+    result.memory_per_page = memory_below() // pages
     async with plain_playwright(pages, options.taps, settings) as plain:
         contenders: dict[str, Play] = {"playwright": plain, "pool": played, "generator": generator}
         for play in contenders.values():
@@ -226,11 +226,11 @@ async def measure(pages: int, options: argparse.Namespace) -> Measured:
         orders = itertools.cycle(itertools.permutations(contenders))
         for _, order in zip(range(options.rounds), orders, strict=False):
             for name in order:
-                getattr(found, name).append(await rate_of(contenders[name], found.episodes, pages))
-    found.reset_alone_s = await resets_of(pool, 1, 2 * len(TASKS))
-    found.reset_all_s = await resets_of(pool, pages, 2 * pages)
+                getattr(result, name).append(await rate_of(contenders[name], result.episodes, pages))
+    result.reset_alone_s = await resets_of(pool, 1, 2 * len(TASKS))
+    result.reset_all_s = await resets_of(pool, pages, 2 * pages)
     await pool.close()
-    return found
+    return result
 
 
 def memory_below() -> int:
@@ -256,19 +256,19 @@ def _pss(process: int) -> int:
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def show(all_found: list[Measured]) -> None:
+def show(results: list[Measured]) -> None:
     """Prints one row per number of pages."""
-    table = Table(title="Episodes per second, median of the rounds")
-    columns = ("pages", "playwright", "pool", "of it", "generator", "of it", "reset alone", "reset, all", "MB a page")
+    table = Table(title="Episodes per second, median of the rounds; shares are of playwright's")
+    columns = ("pages", "playwright", "pool", "share", "generator", "share", "reset alone", "reset, all", "MB a page")
     for column in columns:
         table.add_column(column, justify="right")
-    for one in all_found:
+    for result in results:
         table.add_row(
-            str(one.pages), spread(one.playwright, "{:.1f}"),
-            spread(one.pool, "{:.1f}"), _share(one.pool, one.playwright),
-            spread(one.generator, "{:.1f}"), _share(one.generator, one.playwright),
-            f"{statistics.median(one.reset_alone_s):.2f} s", f"{statistics.median(one.reset_all_s):.2f} s",
-            f"{one.memory_per_page / 1e6:.0f}",
+            str(result.pages), spread(result.playwright, "{:.1f}"),
+            spread(result.pool, "{:.1f}"), _share(result.pool, result.playwright),
+            spread(result.generator, "{:.1f}"), _share(result.generator, result.playwright),
+            f"{statistics.median(result.reset_alone_s):.2f} s", f"{statistics.median(result.reset_all_s):.2f} s",
+            f"{result.memory_per_page / 1e6:.0f}",
         )  # fmt: skip
     Console(width=150).print(table)
 
@@ -285,12 +285,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
-    all_found: list[Measured] = []
+    results: list[Measured] = []
     for pages in options.pages:
-        all_found.append(asyncio.run(measure(pages, options)))
+        results.append(asyncio.run(measure(pages, options)))
         if options.json:
-            options.json.write_text(json.dumps([asdict(one) for one in all_found], indent=1) + "\n", encoding="utf-8")
-    show(all_found)
+            options.json.write_text(json.dumps([*map(asdict, results)], indent=1) + "\n", encoding="utf-8")
+    show(results)
     return 0
 
 

@@ -51,24 +51,24 @@ def main() -> None:
     parser.add_argument("--turn-seconds", type=float, default=0.5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = asyncio.run(measured(options.turns, options.rounds, options.turn_seconds))
-    Console().print_json(data=found)
+    results = asyncio.run(measure(options.turns, options.rounds, options.turn_seconds))
+    Console().print_json(data=results)
     if options.json is not None:
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+        options.json.write_text(json.dumps(results), encoding="utf-8")
 
 
-async def measured(turns: int, rounds: int, turn_s: float) -> dict[str, Any]:
+async def measure(turns: int, rounds: int, turn_s: float) -> dict[str, Any]:
     """Returns the seconds of a turn in each round, by prompt: with and without the check."""
     checker = PromptChecker(load_tokenizer(str(DEMO_TOKENIZER_PATH)))
-    found = {}
-    for name, (sent, ran, images) in prompts(checker.placeholder_id or 0).items():
+    results = {}
+    for name, (sent, run, images) in prompts(checker.placeholder_id or 0).items():
         request = GenerateRequest(
             input_ids=sent, sampling_params=SamplingParams(max_new_tokens=SAMPLED), session_id="one", images=images
         )
         seconds: dict[str, list[float]] = {"compared": [], "blind": []}
-        async with TestServer(server(ran, turn_s)) as running:
-            compared = SglangEngine(str(running.make_url("/told")), prompts=checker)
-            blind = BlindEngine(str(running.make_url("/untold")))
+        async with TestServer(server(run, turn_s)) as running:
+            compared = SglangEngine(str(running.make_url("/with_ids")), prompts=checker)
+            blind = BlindEngine(str(running.make_url("/without_ids")))
             reply = await compared.generate(request)
             assert reply.prompt_receipt is not None
             assert reply.prompt_receipt.check is PromptCheck.EQUAL
@@ -79,36 +79,36 @@ async def measured(turns: int, rounds: int, turn_s: float) -> dict[str, Any]:
                         begun = time.perf_counter()
                         await engine.generate(request)
                         of_round[contender].append(time.perf_counter() - begun)
-                for contender, taken in of_round.items():
-                    seconds[contender].append(statistics.median(taken))
+                for contender, times in of_round.items():
+                    seconds[contender].append(statistics.median(times))
             await compared.close()
             await blind.close()
-        found[name] = seconds
-    return {"turn_seconds": turn_s, "prompts": found}
+        results[name] = seconds
+    return {"turn_seconds": turn_s, "prompts": results}
 
 
 def prompts(placeholder: int) -> dict[str, tuple[list[int], list[int], tuple[Image, ...]]]:
     """Returns, by name, the ids sent, the ids run, and the images."""
-    text = [1000 + at % 20_000 for at in range(TEXT_IDS)]
-    sent, ran = [], []
+    text = [1000 + index % 20_000 for index in range(TEXT_IDS)]
+    sent, run = [], []
     for number in range(IMAGES):
-        around = [1000 + number] * 20
-        sent += [*around, placeholder]
-        ran += [*around, *[placeholder] * IMAGE_TOKENS]
+        text_ids = [1000 + number] * 20
+        sent += [*text_ids, placeholder]
+        run += [*text_ids, *[placeholder] * IMAGE_TOKENS]
     images = tuple(Image(data=bytes([number]) * IMAGE_BYTES) for number in range(IMAGES))
-    return {f"{TEXT_IDS:,} ids of text": (text, text, ()), f"{IMAGES} images, {len(ran):,} ids": (sent, ran, images)}
+    return {f"{TEXT_IDS:,} ids of text": (text, text, ()), f"{IMAGES} images, {len(run):,} ids": (sent, run, images)}
 
 
-def server(ran: Sequence[int], turn_s: float) -> web.Application:
-    """Answers ``/told/generate`` with the ids run, ``/untold/generate`` without."""
+def server(run: list[int], turn_s: float) -> web.Application:
+    """Answers ``/with_ids/generate`` with the ids run, ``/without_ids/generate`` without."""
     meta = {
         "finish_reason": {"type": "stop"},
         "weight_version": "1",
-        "prompt_tokens": len(ran),
+        "prompt_tokens": len(run),
         "output_token_logprobs": [[-0.5, token_id, None] for token_id in range(SAMPLED)],
     }
     reply = {"output_ids": list(range(SAMPLED)), "meta_info": meta}
-    bodies = {"told": orjson.dumps(reply | {"prompt_token_ids": list(ran)}), "untold": orjson.dumps(reply)}
+    bodies = {"with_ids": orjson.dumps(reply | {"prompt_token_ids": run}), "without_ids": orjson.dumps(reply)}
 
     async def generate(request: web.Request) -> web.Response:
         await request.read()

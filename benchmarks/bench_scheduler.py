@@ -99,20 +99,20 @@ class TimedFakeDevice:
         self._actions = 0
 
     def begin(self, position: int) -> float:
-        """Seconds of the task's set-up."""
+        """Begins an episode; returns the seconds of its set-up."""
         self._position, self._actions = position, 0
         self._span.mark()
         return self._latencies.step(position, 0)
 
     def act(self, action: Action) -> float:
-        """Seconds of the action; ending the task takes none."""
+        """Returns the seconds of the action; ending the task takes none."""
         if action.kind is ActionKind.TERMINATE:
             return 0.0
         self._actions += 1
         return self._latencies.step(self._position, self._actions)
 
-    def succeed(self) -> float:
-        """Returns the score, read at the end."""
+    def score(self) -> float:
+        """Returns the score; the last call of an episode."""
         self._span.mark()
         return 1.0
 
@@ -124,7 +124,7 @@ class TimedFakeDevice:
 class Lease:
     """A device of a contender without leases: ``wait`` blocks or awaits."""
 
-    device_id = "clockwork"
+    device_id = "timed"
 
     def __init__(
         self, device: TimedFakeDevice, wait: Callable[[float], Any], give_back: Callable[[TimedFakeDevice], None]
@@ -153,11 +153,11 @@ class Lease:
 
     async def score(self) -> float:
         """As ``DeviceLease.score``."""
-        return self._device.succeed()
+        return self._device.score()
 
 
 class Pool:
-    """Devices of a contender without leases: ``acquire`` takes one off a queue."""
+    """Devices of a contender without leases: ``acquire`` blocks until a queue has one."""
 
     def __init__(self, devices: list[TimedFakeDevice], wait: Callable[[float], Any]) -> None:
         self._free: queue.SimpleQueue[TimedFakeDevice] = queue.SimpleQueue()
@@ -203,7 +203,7 @@ class Worker:
         return "here"
 
     async def check_health(self) -> None:
-        """It is well."""
+        """The device is healthy."""
 
     def kill(self) -> None:
         """Nothing to end."""
@@ -220,7 +220,7 @@ class Worker:
 
     async def score(self, lease_id: int) -> float:
         """As ``DeviceCalls.score``."""
-        return self._device.succeed()
+        return self._device.score()
 
 
 def run_runner(bench: Bench) -> None:
@@ -258,7 +258,7 @@ def run_runner(bench: Bench) -> None:
 
 
 class EngineOfThread:
-    """A client per thread's event loop."""
+    """An engine client for each thread, because each thread has its own event loop."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -266,9 +266,9 @@ class EngineOfThread:
 
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         """As ``Engine.generate``."""
-        return await self.mine().generate(request)
+        return await self.client().generate(request)
 
-    def mine(self) -> SglangEngine:
+    def client(self) -> SglangEngine:
         if not hasattr(self._own, "engine"):
             self._own.engine = SglangEngine(self._url)
         engine: SglangEngine = self._own.engine
@@ -289,7 +289,7 @@ async def block(seconds: float) -> None:
 def run_threads(bench: Bench) -> None:
     """Runs a thread per episode, at most one per device at once."""
     engine = EngineOfThread(bench.engine_url)
-    generator = AndroidWorldGenerator(Pool(bench.clockworks(), block))  # type: ignore[arg-type]  # takes any purpose
+    generator = AndroidWorldGenerator(Pool(bench.new_devices(), block))  # type: ignore[arg-type]  # no DevicePool
     asyncio.run(generator.start(bench.context(engine)))
 
     async def episode(position: int) -> None:
@@ -314,7 +314,7 @@ class Step:
         self._next = asyncio.Event()
 
     def join(self, count: int) -> None:
-        """Adds ``count`` episodes."""
+        """Begins a batch of ``count`` episodes."""
         self._taking_part = count
 
     async def arrive(self) -> None:
@@ -337,7 +337,7 @@ class Step:
 
 
 class EngineInStep(SglangEngine):
-    """Replies are awaited together."""
+    """An engine whose replies wait for those of the other episodes of the batch."""
 
     def __init__(self, url: str, step: Step) -> None:
         super().__init__(url)
@@ -360,7 +360,7 @@ async def lockstep(bench: Bench) -> None:
             await step.arrive()
 
     engine = EngineInStep(bench.engine_url, step)
-    generator = AndroidWorldGenerator(Pool(bench.clockworks(), wait))  # type: ignore[arg-type]  # takes any purpose
+    generator = AndroidWorldGenerator(Pool(bench.new_devices(), wait))  # type: ignore[arg-type]  # no DevicePool
     await generator.start(bench.context(engine))
 
     async def episode(position: int) -> None:
@@ -399,7 +399,7 @@ class Bench:
     tokenizer: Any
     span: Span
 
-    def clockworks(self) -> list[TimedFakeDevice]:
+    def new_devices(self) -> list[TimedFakeDevice]:
         return [TimedFakeDevice(self.latencies, self.screenshots, self.span) for _ in range(self.devices)]
 
     def manager_pool(self) -> DevicePool:
@@ -465,7 +465,7 @@ def engine(latencies: Latencies) -> Iterator[str]:
 
 
 def measure(run: Callable[[Bench], None], bench: Bench) -> dict[str, float]:
-    """Plays everything once; returns seconds, share of the ideal, milliseconds of CPU per step."""
+    """Plays everything once; returns seconds, shares of device time and of the ideal, CPU milliseconds per step."""
     ideal_s = bench.latencies.ideal_s(bench.episodes, bench.devices)
     bench = dataclasses.replace(bench, span=Span())
     cpu = time.process_time()
@@ -488,7 +488,7 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted(CONTENDERS), help="one contender alone")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     arguments = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # only the measured threads
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads but those that are measured
     console = Console(width=120)
     tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     shown, names = screenshots(), [arguments.only] if arguments.only else list(CONTENDERS)

@@ -7,8 +7,8 @@ to the first job that it accepts; a job from its ``POST /start_rollout`` to its 
 process; and a bare interpreter that imports an HTTP client and exits. ``--before`` adds another checkout of this
 project to every round, with the same interpreter.
 
-Wall-clock times depend on the machine's load; CPU time less: of the supervisor and its children, exited ones included
-(the runner, without the server's workers).
+Wall-clock times depend on the machine's load, CPU times less. CPU time is that of the supervisor and its children,
+exited ones included: with the runner, without the server's workers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 BARE = "import aiohttp"
-WHAT = ("help", "serve", "serve, processor", "first job", "first job, processor", "next job", "next job, processor")
+CASES = ("help", "serve", "serve, processor", "first job", "first job, processor", "next job", "next job, processor")
 LIMIT_S = 120.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -49,7 +49,7 @@ class Contender:
 
     name: str
     folder: Path
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {what: [] for what in WHAT})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {what: [] for what in CASES})
 
     def command(self, *arguments: str) -> list[str]:
         """Returns a command line of that checkout."""
@@ -64,13 +64,13 @@ class Contender:
 # --- an engine that records its first request ------------------------------------------------------------------------
 
 
-class NotingEngine(ThreadingHTTPServer):
+class RecordingEngine(ThreadingHTTPServer):
     """Records the time of the first turn and refuses every turn as too long."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Noting)
+        super().__init__(("127.0.0.1", 0), _RecordingHandler)
         self.asked = Event()
         self.asked_at = 0.0
         Thread(target=self.serve_forever, daemon=True).start()
@@ -80,8 +80,8 @@ class NotingEngine(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class _Noting(BaseHTTPRequestHandler):
-    server: NotingEngine
+class _RecordingHandler(BaseHTTPRequestHandler):
+    server: RecordingEngine
 
     def do_POST(self) -> None:
         if not self.server.asked.is_set():
@@ -164,7 +164,7 @@ def _until_accepted(url: str) -> None:
 def play_first_turn(contender: Contender, url: str, pid: int, name: str) -> None:
     """Measures the time from the start of a job of one episode to its first turn at the engine."""
     job_id = name.replace(" ", "-")
-    engine = NotingEngine()
+    engine = RecordingEngine()
     payload = {
         "task_type": "math",
         "job_id": job_id,
@@ -205,9 +205,9 @@ def _processor_s(pid: int) -> float:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                said = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(said[3]) == pid or int(said[1]) == pid or int(entry.name) == pid:
-                    ticks += sum(map(int, said[11:15]))
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) == pid or int(fields[1]) == pid or int(entry.name) == pid:
+                    ticks += sum(map(int, fields[11:15]))  # user and system time, own and of exited children
     return ticks / TICKS
 
 
@@ -228,22 +228,22 @@ def main() -> None:
         bare.append(seconds_of([sys.executable, "-c", BARE], contenders[0]))
         for contender in contenders if number % 2 == 0 else reversed(contenders):
             one_round(contender)
-    found = {"bare": bare, **{contender.name: contender.seconds for contender in contenders}}
+    times = {"bare": bare, **{contender.name: contender.seconds for contender in contenders}}
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(_table(found) + "\n")
+        options.json.write_text(json.dumps(times, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(_table(times) + "\n")
 
 
-def _table(found: dict[str, Any]) -> str:
+def _table(times: dict[str, Any]) -> str:
     lines = [f"{'':30} {'median':>8} {'lowest':>8} {'highest':>8}   before / ours, round by round"]
-    rows = [(f"{name}: {what}", times) for name in found if name != "bare" for what, times in found[name].items()]
-    for name, times in [("bare interpreter", found["bare"]), *rows]:
+    rows = [(f"{name}: {what}", seconds) for name in times if name != "bare" for what, seconds in times[name].items()]
+    for name, seconds in [("bare interpreter", times["bare"]), *rows]:
         what = name.partition(": ")[2]
         ratio = ""
-        if name.startswith("ours: ") and "before" in found:
-            ratios = [b / o for b, o in zip(found["before"][what], times, strict=True)]
+        if name.startswith("ours: ") and "before" in times:
+            ratios = [b / o for b, o in zip(times["before"][what], seconds, strict=True)]
             ratio = f"   {spread(ratios, '{:.2f}')}"
-        lines.append(f"{name:30} {statistics.median(times):7.2f}s {min(times):7.2f}s {max(times):7.2f}s{ratio}")
+        lines.append(f"{name:30} {statistics.median(seconds):7.2f}s {min(seconds):7.2f}s {max(seconds):7.2f}s{ratio}")
     return "\n".join(lines)
 
 

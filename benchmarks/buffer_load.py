@@ -26,23 +26,23 @@ SCREENSHOTS = 25
 SCREENSHOT_BYTES = 30_000
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 TIMEOUT_S = 120.0
-ROOM_BYTES = 192 * 2**20
+REPLY_BYTES = 192 * 2**20
 """Large enough for a whole round's items: the largest reply fits without an allocation."""
 
 
 class Connection:
     """One keep-alive connection: sends a request, reads the reply into preallocated memory."""
 
-    def __init__(self, port: int, room: bytearray | None = None) -> None:
+    def __init__(self, port: int, memory: bytearray | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._held = bytearray()
-        self._reply = bytearray(2**20) if room is None else room
+        self._reply = bytearray(2**20) if memory is None else memory
 
     def post(self, request: bytes) -> memoryview:
         """Returns the body of the reply, valid until the next call; raises unless it is a 200."""
         self._socket.sendall(request)
-        head = bytes(self._until(b"\r\n\r\n")).lower()
+        head = bytes(self._read_until(b"\r\n\r\n")).lower()
         size = self._chunks() if b"transfer-encoding: chunked" in head else self._read(0, _content_length(head))
         body = memoryview(self._reply)[:size]
         if not head.startswith((b"http/1.1 200", b"http/1.0 200")):
@@ -53,14 +53,14 @@ class Connection:
         self._socket.close()
 
     def _chunks(self) -> int:
-        at = 0
-        while size := int(bytes(self._until(b"\r\n")), 16):
-            at = self._read(at, size)
-            self._until(b"\r\n")
-        self._until(b"\r\n")
-        return at
+        offset = 0
+        while size := int(bytes(self._read_until(b"\r\n")), 16):
+            offset = self._read(offset, size)
+            self._read_until(b"\r\n")
+        self._read_until(b"\r\n")
+        return offset
 
-    def _until(self, mark: bytes) -> bytearray:
+    def _read_until(self, mark: bytes) -> bytearray:
         """Reads up to and including the mark."""
         while (end := self._held.find(mark)) < 0:
             data = self._socket.recv(4096)
@@ -71,23 +71,23 @@ class Connection:
         del self._held[: end + len(mark)]
         return found
 
-    def _read(self, at: int, size: int) -> int:
-        """Reads ``size`` bytes into the reply at ``at``; returns their end."""
-        end = at + size
+    def _read(self, offset: int, size: int) -> int:
+        """Reads ``size`` bytes into the reply at ``offset``; returns their end."""
+        end = offset + size
         if end > len(self._reply):
             larger = bytearray(max(end, 2 * len(self._reply)))
-            larger[:at] = memoryview(self._reply)[:at]
+            larger[:offset] = memoryview(self._reply)[:offset]
             self._reply = larger
-        have = min(size, len(self._held))
-        self._reply[at : at + have] = self._held[:have]
-        del self._held[:have]
-        at += have
+        held = min(size, len(self._held))
+        self._reply[offset : offset + held] = self._held[:held]
+        del self._held[:held]
+        offset += held
         with memoryview(self._reply) as view:
-            while at < end:
-                got = self._socket.recv_into(view[at:end])
-                if got == 0:
+            while offset < end:
+                received = self._socket.recv_into(view[offset:end])
+                if received == 0:
                     raise ConnectionError("the server closed the connection in the middle of a reply")
-                at += got
+                offset += received
         return end
 
 
@@ -106,44 +106,44 @@ def as_request(path: str, body: Any) -> bytes:
 # --- items -----------------------------------------------------------------------------------------------------------
 
 
-def text(seed: random.Random, size: int) -> str:
+def text(rng: random.Random, size: int) -> str:
     """Returns random words of about ``size`` characters."""
     words = ("tap", "the", "settings", "button", "scroll", "down", "until", "network", "list", "appears", "then", "go")
-    return " ".join(seed.choices(words, k=size // 6))
+    return " ".join(rng.choices(words, k=size // 6))
 
 
 def make_item(kind: str, uid: str, instance_id: str, reward: float, shared: Sequence[str]) -> dict[str, Any]:
     """Returns an item: 2k and 64k are text, 1m is an episode of 25 steps with a screenshot each."""
-    seed = random.Random(uid)
+    rng = random.Random(uid)
     item = {"uid": uid, "instance_id": instance_id, "reward": reward, "extra_info": {"task": instance_id}}
     if kind == "2k":
-        return {**item, "messages": _turns(seed, [900, 900])}
+        return {**item, "messages": _turns(rng, [900, 900])}
     if kind == "64k":
-        return {**item, "messages": _turns(seed, [3200] * 20)}
-    shots = [*shared, *(screenshot(seed) for _ in range(SCREENSHOTS - len(shared)))]
+        return {**item, "messages": _turns(rng, [3200] * 20)}
+    shots = [*shared, *(screenshot(rng) for _ in range(SCREENSHOTS - len(shared)))]
     messages: list[dict[str, Any]] = []
     for shot in shots:
-        parts = [{"type": "image_url", "image_url": {"url": shot}}, {"type": "text", "text": text(seed, 200)}]
-        messages += ({"role": "user", "content": parts}, {"role": "assistant", "content": text(seed, 400)})
+        parts = [{"type": "image_url", "image_url": {"url": shot}}, {"type": "text", "text": text(rng, 200)}]
+        messages += ({"role": "user", "content": parts}, {"role": "assistant", "content": text(rng, 400)})
     if kind == "1m-ids":
-        item["generations"] = [_generation(seed) for _ in shots]
+        item["generations"] = [_generation(rng) for _ in shots]
     return {**item, "messages": messages}
 
 
-def _turns(seed: random.Random, sizes: Sequence[int]) -> list[dict[str, Any]]:
+def _turns(rng: random.Random, sizes: Sequence[int]) -> list[dict[str, Any]]:
     roles = ("user", "assistant")
-    return [{"role": roles[at % 2], "content": text(seed, size)} for at, size in enumerate(sizes)]
+    return [{"role": roles[number % 2], "content": text(rng, size)} for number, size in enumerate(sizes)]
 
 
-def _generation(seed: random.Random) -> dict[str, Any]:
-    output = [seed.randrange(150_000) for _ in range(120)]
-    log_probs = [-seed.random() for _ in output]
+def _generation(rng: random.Random) -> dict[str, Any]:
+    output = [rng.randrange(150_000) for _ in range(120)]
+    log_probs = [-rng.random() for _ in output]
     return {"keep": 0, "prompt_ids": output[:60], "output_ids": output, "output_log_probs": log_probs}
 
 
-def screenshot(seed: random.Random) -> str:
+def screenshot(rng: random.Random) -> str:
     """Returns a data URI of incompressible bytes."""
-    data = PNG_MAGIC + seed.randbytes(SCREENSHOT_BYTES - len(PNG_MAGIC))
+    data = PNG_MAGIC + rng.randbytes(SCREENSHOT_BYTES - len(PNG_MAGIC))
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
 
 
@@ -152,8 +152,8 @@ def make_requests(kind: str, count: int, run: str, job_id: str | None) -> list[b
     requests = []
     for number in range(count):
         group, member = divmod(number, GROUP_SIZE)
-        common = random.Random(f"{run}-{group}")
-        shared = [screenshot(common) for _ in range(SCREENSHOTS // 2)] if kind == "1m-shared" else []
+        group_rng = random.Random(f"{run}-{group}")
+        shared = [screenshot(group_rng) for _ in range(SCREENSHOTS // 2)] if kind == "1m-shared" else []
         item = make_item(kind, f"{run}-{number}", f"{run}-g{group}", float(member % 2), shared)
         requests.append(as_request("/buffer/write", item if job_id is None else {**item, "job_id": job_id}))
     return requests
@@ -227,7 +227,7 @@ def write(port: int, kind: str, count: int, run: str, job_id: str | None, connec
     requests = make_requests(kind, count, run, job_id)
     failures: list[str] = []
     with selectors.DefaultSelector() as selector:
-        writers = [Writer(port, requests[at::connections], selector) for at in range(connections)]
+        writers = [Writer(port, requests[number::connections], selector) for number in range(connections)]
         began = time.perf_counter()
         for writer in writers:
             writer.begin()
@@ -246,11 +246,11 @@ def write(port: int, kind: str, count: int, run: str, job_id: str | None, connec
 
 
 @cache
-def touched_room() -> bytearray:
+def touched_memory() -> bytearray:
     """Returns memory that was written to, so that page faults are not measured."""
-    room = bytearray(ROOM_BYTES)
-    room[::4096] = b"x" * len(room[::4096])
-    return room
+    memory = bytearray(REPLY_BYTES)
+    memory[::4096] = b"x" * len(memory[::4096])
+    return memory
 
 
 def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
 
     Every call reads into the same memory, for either contender.
     """
-    connection = Connection(port, touched_room())
+    connection = Connection(port, touched_memory())
     body: dict[str, Any] = {} if job_id is None else {"job_id": job_id, "lease_s": 600}
     seconds, items, size = 0.0, 0, 0
     while True:
@@ -268,12 +268,12 @@ def read(port: int, job_id: str | None, parse: bool) -> dict[str, Any]:
         parsed = json.loads(bytes(reply)) if parse else None
         seconds += time.perf_counter() - began
         # The benchmark's own check is not measured.
-        found = parsed if parsed is not None else json.loads(bytes(reply))
-        if not found["success"]:
+        content = parsed if parsed is not None else json.loads(bytes(reply))
+        if not content["success"]:
             break
-        items, size = items + len(found["data"]["data"]), size + len(reply)
+        items, size = items + len(content["data"]["data"]), size + len(reply)
         if job_id is not None:
-            body["ack"] = [found["data"]["meta_info"]["delivery_id"]]
+            body["ack"] = [content["data"]["meta_info"]["delivery_id"]]
     connection.close()
     return {"seconds": seconds, "items": items, "bytes": size}
 
@@ -312,8 +312,8 @@ def many(port: int, job_id: str, count: int, run: str, batch: int, start_at: int
         for number in range(start_at, start_at + count)
     ]
     began = time.perf_counter()
-    for at in range(0, count, batch):
-        connection.post(as_request("/buffer/write", {"job_id": job_id, "items": items[at : at + batch]}))
+    for start in range(0, count, batch):
+        connection.post(as_request("/buffer/write", {"job_id": job_id, "items": items[start : start + batch]}))
     written = time.perf_counter() - began
     polls = []
     for _ in range(10):

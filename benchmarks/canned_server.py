@@ -17,7 +17,7 @@ from pathlib import Path
 WRITTEN = b'{"success":true,"message":"written"}'
 NOTHING = b'{"success":false,"data":{"data":[],"meta_info":{}}}'
 SIZE = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-ROOM_BYTES = 2 * 2**20
+BUFFER_BYTES = 2 * 2**20
 
 
 class Connection:
@@ -26,23 +26,23 @@ class Connection:
     def __init__(self, sock: socket.socket, items: bytes) -> None:
         self._sock = sock
         self._items = items
-        self._buffer = bytearray(ROOM_BYTES)
-        self._have = 0
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._filled = 0
         self._end: int | None = None
         self._reads = 0
 
     def receive(self) -> bool:
         """Receives available bytes and answers a complete request; False if the client has gone."""
         with memoryview(self._buffer) as view:
-            got = self._sock.recv_into(view[self._have :])
-        self._have += got
-        if self._end is None and (head := self._buffer.find(b"\r\n\r\n", 0, self._have)) >= 0:
+            received = self._sock.recv_into(view[self._filled :])
+        self._filled += received
+        if self._end is None and (head := self._buffer.find(b"\r\n\r\n", 0, self._filled)) >= 0:
             size = SIZE.search(self._buffer, 0, head)
             self._end = head + 4 + (int(size[1]) if size else 0)
-        if self._end is not None and self._have >= self._end:
+        if self._end is not None and self._filled >= self._end:
             self._answer(bytes(self._buffer[:64]).split(b" ", 2)[1])
-            self._have, self._end = 0, None
-        return got > 0
+            self._filled, self._end = 0, None
+        return received > 0
 
     def _answer(self, path: bytes) -> None:
         if path != b"/get_rollout_data":

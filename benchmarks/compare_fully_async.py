@@ -1,4 +1,4 @@
-"""slime's own ``fully_async_rollout`` and this buffer, head to head: speed, lag, what is left out, what it costs.
+"""Compares slime's own ``fully_async_rollout`` with this buffer: speed, lag, what is never trained, CPU time.
 
     ROLLOUT_BUFFER_TEST_SLIME=CHECKOUT ROLLOUT_BUFFER_TEST_SLIME_PYTHON=PYTHON \
         python -m benchmarks.compare_fully_async --seeds 3 --json fully_async.json
@@ -47,9 +47,9 @@ LIMIT_S = 900
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One side of one cell. Shares are of the members that can be played, of the first instances.
+    """One side of one cell. Shares are of those members of the first ``LOOKED_AT`` instances that do not fail.
 
-    The speed is that after the first batch, which waits for a server's start on one side and for none on the other.
+    ``samples_per_s`` counts from the first batch on, because only one side's first batch waits for a server's start.
     """
 
     side: str
@@ -68,31 +68,31 @@ class Result:
     processor_s: float
 
 
-def result_of(cell: dict[str, Any], said: dict[str, Any], processor_s: float) -> Result:
+def result_of(cell: dict[str, Any], report: dict[str, Any], processor_s: float) -> Result:
     """Returns the numbers of a run."""
-    trained = [(instance, slot) for instance, slot, _ in said["trained"]]
-    lags = sorted(lag for *_, lag in said["trained"])
-    everyone = {
+    trained = [(instance, slot) for instance, slot, _ in report["trained"]]
+    lags = sorted(lag for *_, lag in report["trained"])
+    episodes = {
         (instance, slot): SleepingEpisode.of(cell["seed"], cell["sigma"], instance, slot)
         for instance in range(LOOKED_AT)
         for slot in range(MEMBERS)
     }
-    playable = {key: one for key, one in everyone.items() if not one.fails}
+    playable = {key: episode for key, episode in episodes.items() if not episode.fails}
     played = [playable[key] for key in trained if key in playable]
-    sizes = [sum(one == instance for one, _ in trained) for instance in range(LOOKED_AT)]
+    sizes = [sum(episode == instance for episode, _ in trained) for instance in range(LOOKED_AT)]
     possible = [sum((instance, slot) in playable for slot in range(MEMBERS)) for instance in range(LOOKED_AT)]
 
     def bias(of: str) -> float:
-        trained_mean = statistics.fmean(float(getattr(one, of)) for one in played)
-        return float(trained_mean / statistics.fmean(float(getattr(one, of)) for one in playable.values()) - 1)
+        trained_mean = statistics.fmean(float(getattr(episode, of)) for episode in played)
+        return float(trained_mean / statistics.fmean(float(getattr(episode, of)) for episode in playable.values()) - 1)
 
     return Result(
         side=cell["side"],
         seed=cell["seed"],
         sigma=cell["sigma"],
         step_s=cell["step_s"],
-        samples_per_s=(len(trained) - said["first_batch"]) / (said["came_s"][-1] - said["came_s"][0]),
-        first_batch_s=said["came_s"][0],
+        samples_per_s=(len(trained) - report["first_batch"]) / (report["arrived_s"][-1] - report["arrived_s"][0]),
+        first_batch_s=report["arrived_s"][0],
         lag_mean=statistics.fmean(lags),
         lag_p95=lags[int(0.95 * len(lags))],
         lag_max=lags[-1],
@@ -148,24 +148,24 @@ def table_of(results: Sequence[Result]) -> Table:
     """Returns one row for each side of each kind of cell: medians over the seeds, and the range of the speed."""
     table = Table("sigma", "step s", "side", "samples/s", "first s", "lag mean/95%/max", "never trained", "length",
                   "reward", "whole", "processor s")  # fmt: skip
-    for sigma, step_s, side in sorted({(one.sigma, one.step_s, one.side) for one in results}):
-        cells = [one for one in results if (one.sigma, one.step_s, one.side) == (sigma, step_s, side)]
+    for sigma, step_s, side in sorted({(result.sigma, result.step_s, result.side) for result in results}):
+        cells = [result for result in results if (result.sigma, result.step_s, result.side) == (sigma, step_s, side)]
 
-        def middle(of: str, cells: Sequence[Result] = cells) -> float:
-            return statistics.median(float(getattr(one, of)) for one in cells)
+        def median(of: str, cells: Sequence[Result] = cells) -> float:
+            return statistics.median(float(getattr(result, of)) for result in cells)
 
         table.add_row(
             f"{sigma:g}",
             f"{step_s:g}",
             side,
-            spread([one.samples_per_s for one in cells], "{:.1f}"),
-            f"{middle('first_batch_s'):.1f}",
-            f"{middle('lag_mean'):.1f} / {middle('lag_p95'):g} / {middle('lag_max'):g}",
-            f"{middle('never_trained'):.1%}",
-            f"{middle('length_bias'):+.1%}",
-            f"{middle('reward_bias'):+.1%}",
-            f"{middle('whole_groups'):.0%}",
-            f"{middle('processor_s'):.1f}",
+            spread([result.samples_per_s for result in cells], "{:.1f}"),
+            f"{median('first_batch_s'):.1f}",
+            f"{median('lag_mean'):.1f} / {median('lag_p95'):g} / {median('lag_max'):g}",
+            f"{median('never_trained'):.1%}",
+            f"{median('length_bias'):+.1%}",
+            f"{median('reward_bias'):+.1%}",
+            f"{median('whole_groups'):.0%}",
+            f"{median('processor_s'):.1f}",
         )
     return table
 
@@ -177,13 +177,13 @@ def main() -> None:
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.2, 0.8, 1.5])
     parser.add_argument("--step-s", type=float, nargs="+", default=[0.0, 1.5], help="seconds of a training step")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="of the buffer's payload")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=JSON", help="for the buffer's payload")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     slime, python = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME"), os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
     if not slime:
         raise SystemExit("set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
-    payload = {key: json.loads(value) for key, value in (one.split("=", 1) for one in options.option)}
+    payload = {key: json.loads(value) for key, value in (result.split("=", 1) for result in options.option)}
     console, results = Console(width=160), []
     with tempfile.TemporaryDirectory(prefix="slime-") as name:
         checkout = Path(name)
@@ -200,7 +200,7 @@ def main() -> None:
                         console.print(asdict(results[-1]))
     console.print(table_of(results))
     if options.json:
-        options.json.write_text(json.dumps([asdict(one) for one in results], indent=1), encoding="utf-8")
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

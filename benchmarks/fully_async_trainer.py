@@ -1,4 +1,4 @@
-"""Trains nothing, as slime's ``train_async.py`` does it: run inside a slime checkout with our files laid over it.
+"""The loop of slime's ``train_async.py`` without the training; runs in a slime checkout with our files laid over it.
 
     python -m benchmarks.fully_async_trainer '{"side": "slime", "seed": 1, ...}'
 
@@ -40,13 +40,13 @@ async def generate(args: Namespace, sample: Any, sampling_params: Any) -> Any:
     """slime's ``--custom-generate-function-path``: sleeps as long as the episode lasts."""
     instance, slot = sample.group_index, sample.index % args.n_samples_per_prompt
     version = read_version()
-    one = SleepingEpisode.of(CELL["seed"], CELL["sigma"], instance, slot)
-    await asyncio.sleep(one.seconds)
-    if one.fails:
+    episode = SleepingEpisode.of(CELL["seed"], CELL["sigma"], instance, slot)
+    await asyncio.sleep(episode.seconds)
+    if episode.fails:
         raise RuntimeError(f"member {slot} of instance {instance} always fails")
-    sample.tokens, sample.response_length = [1, 2, 3] + [7] * one.tokens, one.tokens
-    sample.loss_mask, sample.rollout_log_probs = [1] * one.tokens, [-0.5] * one.tokens
-    sample.reward, sample.status = one.reward, Sample.Status.COMPLETED
+    sample.tokens, sample.response_length = [1, 2, 3] + [7] * episode.tokens, episode.tokens
+    sample.loss_mask, sample.rollout_log_probs = [1] * episode.tokens, [-0.5] * episode.tokens
+    sample.reward, sample.status = episode.reward, Sample.Status.COMPLETED
     sample.metadata = {"instance_id": str(instance), "member": slot, "version": version}
     return sample
 
@@ -64,7 +64,7 @@ def write_version(version: int) -> None:
 
 
 class Engine(BaseHTTPRequestHandler):
-    """Answers as much as a trainer asks its engine: its weight version."""
+    """Answers what a trainer asks its engine: its weight version."""
 
     def do_GET(self) -> None:
         """Answers every path alike."""
@@ -128,12 +128,12 @@ def arguments(engine_port: int) -> Namespace:
 def members_of(samples: Any) -> list[Any]:
     """Returns the samples of a batch that are trained, whatever lists they stand in."""
     if isinstance(samples, list):
-        return [one for entry in samples for one in members_of(entry)]
+        return [sample for entry in samples for sample in members_of(entry)]
     return [] if samples.remove_sample else [samples]
 
 
 def train() -> dict[str, Any]:
-    """Collects the batches and returns what was trained when."""
+    """Collects the batches; returns the trained members, the times of the batches, and the size of the first."""
     write_version(0)
     engine = ThreadingHTTPServer(("127.0.0.1", 0), Engine)
     threading.Thread(target=engine.serve_forever, daemon=True).start()
@@ -146,25 +146,25 @@ def train() -> dict[str, Any]:
     else:
         from slime.rollout.agent_rollout import generate_rollout
     trained: list[tuple[int, int, int]] = []
-    came_s: list[float] = []
+    arrived_s: list[float] = []
     first_batch = 0
     began = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as rollouts:
-        ahead = rollouts.submit(generate_rollout, args, 0, source)
+        next_rollout = rollouts.submit(generate_rollout, args, 0, source)
         for step in range(CELL["steps"]):
-            batch = ahead.result()
-            came_s.append(time.monotonic() - began)
+            batch = next_rollout.result()
+            arrived_s.append(time.monotonic() - began)
             if step + 1 < CELL["steps"]:
-                ahead = rollouts.submit(generate_rollout, args, step + 1, source)
+                next_rollout = rollouts.submit(generate_rollout, args, step + 1, source)
             for sample in members_of(getattr(batch, "samples", batch)):
-                known = sample.metadata
-                trained.append((int(known["instance_id"]), known["member"], step - known["version"]))
+                metadata = sample.metadata
+                trained.append((int(metadata["instance_id"]), metadata["member"], step - metadata["version"]))
             first_batch = first_batch or len(trained)
             time.sleep(CELL["step_s"])
             if step + 1 < CELL["steps"]:
-                ahead.result()
+                next_rollout.result()
             write_version(step + 1)
-    return {"trained": trained, "came_s": came_s, "first_batch": first_batch}
+    return {"trained": trained, "arrived_s": arrived_s, "first_batch": first_batch}
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ class Latencies:
     def ideal_s(self, episodes: int, devices: int) -> float:
         """Seconds of all episodes if each starts in order, as soon as a device is free, and nothing else takes time."""
         free_at = [0.0] * devices
-        ends = 0.0
+        last_end = 0.0
         for position in range(episodes):
             end = heapq.heappop(free_at) + self.held_s(position)
             heapq.heappush(free_at, end)
-            ends = max(ends, end)
-        return ends
+            last_end = max(last_end, end)
+        return last_end

@@ -1,7 +1,7 @@
 """Ratios of a benchmark run with their range, and their comparison with the recorded ones.
 
-Seconds and rates depend on the machine; ratios of two contenders that alternated on it less. For every ratio higher is
-better. Pure: JSON in, messages out.
+Seconds and rates depend on the machine; ratios of two contenders that took turns on it depend on it less. For every
+ratio higher is better. Pure: JSON in, messages out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Verdict(StrEnum):
 
     FINE = "fine"  # as good as recorded, or better
     REGRESSED = "regressed"  # below what the recorded spread allows, in every round
-    NOISY = "noisy"  # its median is below it, but some round reached the recorded median
+    NOISY = "noisy"  # its median is below that spread, but a round reached the recorded median
     MISSING = "missing"  # recorded, and not measured this time
     NEW = "new"  # measured, and not recorded yet
 
@@ -88,9 +88,9 @@ def _judge(recorded: Ratio, measured: Ratio | None) -> Finding:
     floor = recorded.median * (1 - recorded.tolerance)
     both = f"{recorded.name}: {measured.shown} against a recorded {recorded.shown}"
     if measured.median >= floor:
-        return Finding(name=recorded.name, verdict=Verdict.FINE, message=f"{both}")
+        return Finding(name=recorded.name, verdict=Verdict.FINE, message=both)
     if max(measured.rounds) >= recorded.median:
-        message = f"{both}: below {floor:.2f}, but a round reached it. Run it again on an idle machine"
+        message = f"{both}: below {floor:.2f}, but a round reached the recorded median. Run it again on an idle machine"
         return Finding(name=recorded.name, verdict=Verdict.NOISY, message=message)
     message = f"{both}: below {floor:.2f}, beyond the recorded range"
     return Finding(name=recorded.name, verdict=Verdict.REGRESSED, message=message)
@@ -99,39 +99,39 @@ def _judge(recorded: Ratio, measured: Ratio | None) -> Finding:
 # --- JSON of each benchmark -------------------------------------------------------------------------------------------
 
 
-def read_ratios(bench: str, found: Any) -> list[Ratio]:
+def read_ratios(bench: str, report: Any) -> list[Ratio]:
     """Returns the ratios in the JSON of ``bench_<bench>.py``."""
-    return READERS[bench](found)
+    return READERS[bench](report)
 
 
-def _round_by_round(name: str, ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    return Ratio(name=name, rounds=tuple(a / b for a, b in zip(ours, theirs, strict=True)))
+def _round_by_round(name: str, numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    return Ratio(name=name, rounds=tuple(a / b for a, b in zip(numerators, denominators, strict=True)))
 
 
-def _buffer(found: Mapping[str, Any]) -> list[Ratio]:
+def _buffer(report: Mapping[str, Any]) -> list[Ratio]:
     return [
         _round_by_round(
             f"buffer: {row['what']} of {row['item']}, to an in-memory ancestor", row["buffer"], row["ancestor"]
         )
-        for row in found["rates"]
+        for row in report["rates"]
         if row["ancestor"]
     ]
 
 
-def _masks(found: Mapping[str, Any]) -> list[Ratio]:
+def _masks(report: Mapping[str, Any]) -> list[Ratio]:
     return [
         _round_by_round(
-            f"masks: {one['pair']}, {one['question']}, to slime's algorithm", one["ancestor_s"], one["ours_s"]
+            f"masks: {entry['pair']}, {entry['question']}, to slime's algorithm", entry["ancestor_s"], entry["ours_s"]
         )
-        for one in found["results"]
+        for entry in report["results"]
     ]
 
 
-def _gateway(found: Mapping[str, Any]) -> list[Ratio]:
+def _gateway(report: Mapping[str, Any]) -> list[Ratio]:
     ratios = []
     keys = ("lowest_round", "requests_per_s", "highest_round")
-    for direct, numbers in found.items():
-        through = found.get(direct.replace("direct", "gateway")) if direct.startswith("direct") else None
+    for direct, numbers in report.items():
+        through = report.get(direct.replace("direct", "gateway")) if direct.startswith("direct") else None
         if through is not None and "0.3 s" in direct:
             name = f"gateway: time to a stream's first event at {direct.rsplit(', ', 1)[1]}, engine alone to through it"
             ratios.append(Ratio(name=name, rounds=(numbers["p50_ms"] / through["p50_ms"],)))
@@ -139,22 +139,22 @@ def _gateway(found: Mapping[str, Any]) -> list[Ratio]:
             rounds = tuple(through[key] / numbers[key] for key in keys)
             name = f"gateway: turns per second at {direct.removeprefix('direct ')}, to an instant engine alone"
             ratios.append(Ratio(name=name, rounds=rounds))
-    in_memory = found.get("in memory c=16")
-    for kind, called in (("gateway", "turns on disk"), ("without fsync", "turns on disk without fsync")):
+    in_memory = report.get("in memory c=16")
+    for kind, description in (("gateway", "turns on disk"), ("without fsync", "turns on disk without fsync")):
         if in_memory is not None:
-            rounds = tuple(found[f"{kind} c=16"][key] / in_memory[key] for key in keys)
-            ratios.append(Ratio(name=f"gateway: turns per second at c=16, {called}, to in memory", rounds=rounds))
-    waiting = found.get("gateway, 0.3 s, c=64")
+            rounds = tuple(report[f"{kind} c=16"][key] / in_memory[key] for key in keys)
+            ratios.append(Ratio(name=f"gateway: turns per second at c=16, {description}, to in memory", rounds=rounds))
+    waiting = report.get("gateway, 0.3 s, c=64")
     if waiting is not None:
-        rounds = (found["in memory, 0.3 s, c=64"]["p50_ms"] / waiting["p50_ms"],)
+        rounds = (report["in memory, 0.3 s, c=64"]["p50_ms"] / waiting["p50_ms"],)
         name = "gateway: median of a turn at c=64 with an engine of 0.3 s, in memory, to on disk"
         ratios.append(Ratio(name=name, rounds=rounds))
     return ratios
 
 
-def _scheduler(found: Mapping[str, Any]) -> list[Ratio]:
-    seconds = {name: [one["seconds"] for one in rounds] for name, rounds in found["rounds"].items()}
-    runner = [one["of_ideal"] for one in found["rounds"]["runner"]]
+def _scheduler(report: Mapping[str, Any]) -> list[Ratio]:
+    seconds = {name: [entry["seconds"] for entry in rounds] for name, rounds in report["rounds"].items()}
+    runner = [entry["of_ideal"] for entry in report["rounds"]["runner"]]
     return [
         Ratio(name="scheduler: runner, to the ideal schedule", rounds=tuple(runner)),
         *(
@@ -165,9 +165,9 @@ def _scheduler(found: Mapping[str, Any]) -> list[Ratio]:
     ]
 
 
-def _episodes(found: Sequence[Mapping[str, Any]]) -> list[Ratio]:
-    costs = {(one["mode"], one["steps"]): one for one in found}
-    steps = sorted({one["steps"] for one in found})
+def _episodes(report: Sequence[Mapping[str, Any]]) -> list[Ratio]:
+    costs = {(entry["mode"], entry["steps"]): entry for entry in report}
+    steps = sorted({entry["steps"] for entry in report})
     last = steps[-1]
     ratios = [
         Ratio(
@@ -175,18 +175,18 @@ def _episodes(found: Sequence[Mapping[str, Any]]) -> list[Ratio]:
             rounds=(costs["incremental", last]["to_engine"] / costs["history", last]["to_engine"],),
         )
     ]
-    for mode in dict.fromkeys(one["mode"] for one in found):
-        short, long = (costs[mode, at]["stored"] / (at * costs[mode, at]["episodes"]) for at in (steps[0], last))
+    for mode in dict.fromkeys(entry["mode"] for entry in report):
+        short, long = (costs[mode, n]["stored"] / (n * costs[mode, n]["episodes"]) for n in (steps[0], last))
         name = f"episodes: bytes stored for a step, {mode}, {steps[0]} to {last} steps"
         ratios.append(Ratio(name=name, rounds=(short / long,)))
     return ratios
 
 
-def _prompts(found: Mapping[str, Any]) -> list[Ratio]:
-    of = f"a turn of {found['turn_seconds']:g} s"
+def _prompts(report: Mapping[str, Any]) -> list[Ratio]:
+    turn = f"a turn of {report['turn_seconds']:g} s"
     return [
-        _round_by_round(f"prompts: {of} after {name}, compared to not compared", seconds["blind"], seconds["compared"])
-        for name, seconds in found["prompts"].items()
+        _round_by_round(f"prompts: {turn} after {name}, compared to not compared", times["blind"], times["compared"])
+        for name, times in report["prompts"].items()
     ]
 
 

@@ -129,57 +129,58 @@ class Simulation:
         self.now = 0.0
         self.events: list[tuple[float, int, _Episode]] = []
         self.running: list[tuple[float, int, _Episode, float]] = []
-        """The cumulative tokens per request at which this request is complete."""
-        self.given = 0.0
+        """A heap of requests: the ``tokens_each`` at which it is complete, its number, episode and tokens."""
+        self.tokens_each = 0.0
+        """Tokens that a request would have which runs from the beginning of the simulation."""
         self.queue: deque[tuple[_Episode, float]] = deque()
-        self.free = setting.devices
+        self.free = setting.devices  # None without devices
         self.waiting_for_device: deque[_Episode] = deque()
-        self.places = ConcurrencyLimiter(limit or 1)
-        self.places.waiting = 1
+        self.limiter = ConcurrencyLimiter(limit or 1)
+        self.limiter.waiting = 1
         self.engine = _SimulatedEngine(self)
-        self.took: list[float] = []
+        self.durations: list[float] = []
         self.tokens = 0.0
         self.limits: list[int] = []
         self.count = 0
 
     async def run(self) -> Result:
-        """Runs for the requested time; the first tenth is not counted."""
-        steering = self._steering() if self.limit is None else None
+        """Runs for the requested time. Tokens are counted after the first tenth, limits in the second half."""
+        controller = self._controller() if self.limit is None else None
         counted_from, before = self.seconds / 10, 0.0
-        next_look = 0.0
+        next_sample = 0.0
         self._fill()
         while self.now < self.seconds:
-            self._advance_to(min(next_look, self._next_event()))
-            if self.now >= next_look:
-                next_look += SAMPLE_INTERVAL_S
-                if steering is not None:
-                    await steering.adjust()
+            self._advance_to(min(next_sample, self._next_event()))
+            if self.now >= next_sample:
+                next_sample += SAMPLE_INTERVAL_S
+                if controller is not None:
+                    await controller.adjust()
                 if self.now > self.seconds / 2:
-                    self.limits.append(self.places.limit)
+                    self.limits.append(self.limiter.limit)
             if self.now < counted_from:
                 before = self.tokens
             self._fill()
         limits = (min(self.limits), round(statistics.median(self.limits)), max(self.limits))
         policy = "auto" if self.limit is None else str(self.limit)
         rate = (self.tokens - before) / (self.seconds - counted_from)
-        return Result(policy=policy, tokens_per_s=rate, episode_s=statistics.median(self.took), limits=limits)
+        return Result(policy=policy, tokens_per_s=rate, episode_s=statistics.median(self.durations), limits=limits)
 
-    def _steering(self) -> ConcurrencyController:
-        async def keep(steering: ConcurrencyState, load: EngineLoad | None) -> None:
+    def _controller(self) -> ConcurrencyController:
+        async def keep(state: ConcurrencyState, load: EngineLoad | None) -> None:
             """Does nothing."""
 
         bounds = Bounds(min_limit=GROUP_SIZE, max_limit=1024, step=GROUP_SIZE)
         return ConcurrencyController(
-            self.places,
+            self.limiter,
             bounds,
             self.engine,
-            devices=self._farm,
+            devices=self._device_report,
             is_paused=lambda: False,
             keep=keep,
             clock=lambda: self.now,
         )
 
-    def _farm(self) -> dict[str, Any]:
+    def _device_report(self) -> dict[str, Any]:
         if self.setting.devices is None or self.free is None:
             return {}
         states = ["ready"] * self.free + ["leased"] * (self.setting.devices - self.free)
@@ -199,15 +200,15 @@ class Simulation:
         return whole * min(1.0, self.setting.cache / count) / count
 
     def _next_event(self) -> float:
-        at = self.events[0][0] if self.events else float("inf")
+        time = self.events[0][0] if self.events else float("inf")
         if self.running:
-            at = min(at, self.now + max(0.0, self.running[0][0] - self.given) / self._speed())
-        return at
+            time = min(time, self.now + max(0.0, self.running[0][0] - self.tokens_each) / self._speed())
+        return time
 
-    def _advance_to(self, at: float) -> None:
-        self.given += self._speed() * (at - self.now)
-        self.now = at
-        while self.running and self.running[0][0] <= self.given + 1e-6:
+    def _advance_to(self, time: float) -> None:
+        self.tokens_each += self._speed() * (time - self.now)
+        self.now = time
+        while self.running and self.running[0][0] <= self.tokens_each + 1e-6:
             _, _, episode, tokens = heapq.heappop(self.running)
             self.tokens += tokens
             self.engine.sampled(tokens)
@@ -218,37 +219,37 @@ class Simulation:
             self._start(*self.queue.popleft())
 
     def _ask(self, episode: _Episode) -> None:
-        self.queue.append((episode, self.setting.tokens * self.rng.lognormvariate(-0.32, 0.8)))
+        self.queue.append((episode, self.setting.tokens * self.rng.lognormvariate(-0.32, 0.8)))  # its mean is 1
 
     def _start(self, episode: _Episode, tokens: float) -> None:
-        heapq.heappush(self.running, (self.given + tokens, self._number(), episode, tokens))
+        heapq.heappush(self.running, (self.tokens_each + tokens, self._number(), episode, tokens))
 
     # --- episodes ----------------------------------------------------------------------------------------------------
 
     def _fill(self) -> None:
-        while self.places.taken < self.places.limit:
-            self.places.taken += 1
+        while self.limiter.taken < self.limiter.limit:
+            self.limiter.taken += 1
             turns = 1 if self.setting.turns == 1 else max(1, round(self.rng.expovariate(1 / self.setting.turns)))
             self.waiting_for_device.append(_Episode(self.now, turns))
         while self.waiting_for_device and self.free != 0:
             episode = self.waiting_for_device.popleft()
             if self.free is not None:
                 self.free -= 1
-            self._then_ask(episode)
+            self._ask_later(episode)
         while self.queue and len(self.running) < self.setting.max_running:
             self._start(*self.queue.popleft())
 
-    def _then_ask(self, episode: _Episode) -> None:
+    def _ask_later(self, episode: _Episode) -> None:
         pause = self.rng.expovariate(1 / self.setting.device_s) if self.setting.device_s else 0.0
         heapq.heappush(self.events, (self.now + pause, self._number(), episode))
 
     def _turn_is_over(self, episode: _Episode) -> None:
         episode.turns -= 1
         if episode.turns:
-            self._then_ask(episode)
+            self._ask_later(episode)
             return
-        self.took.append(self.now - episode.began)
-        self.places.taken -= 1
+        self.durations.append(self.now - episode.began)
+        self.limiter.taken -= 1
         if self.free is not None:
             self.free += 1
 
@@ -266,8 +267,8 @@ def compare(setting: Setting, *, hours: float, seed: int) -> list[Result]:
 
 def share_of_best(results: Sequence[Result]) -> dict[str, float]:
     """Returns by policy the tokens per second relative to the best fixed number."""
-    best = max(one.tokens_per_s for one in results if one.policy != "auto")
-    return {one.policy: one.tokens_per_s / best for one in results}
+    best = max(result.tokens_per_s for result in results if result.policy != "auto")
+    return {result.policy: result.tokens_per_s / best for result in results}
 
 
 def main() -> None:
@@ -283,14 +284,14 @@ def main() -> None:
     for setting in SETTINGS:
         results = compare(setting, hours=options.hours, seed=options.seed)
         shares = share_of_best(results)
-        for one in results:
-            limits = f"{one.limits[1]} ({one.limits[0]}–{one.limits[2]})" if one.policy == "auto" else ""
+        for result in results:
+            limits = f"{result.limits[1]} ({result.limits[0]}–{result.limits[2]})" if result.policy == "auto" else ""
             table.add_row(
-                *(setting.name, one.policy, f"{one.tokens_per_s:.0f}", f"{shares[one.policy]:.0%}"),
-                *(f"{one.episode_s:.0f}", limits),
+                *(setting.name, result.policy, f"{result.tokens_per_s:.0f}", f"{shares[result.policy]:.0%}"),
+                *(f"{result.episode_s:.0f}", limits),
             )
         table.add_section()
-        report.append({"setting": asdict(setting), "results": [asdict(one) for one in results]})
+        report.append({"setting": asdict(setting), "results": [asdict(result) for result in results]})
     Console(width=100).print(table)
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")

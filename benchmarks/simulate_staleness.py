@@ -15,13 +15,13 @@ repaired; the trainer takes a batch, trains, and pauses sometimes. Five policies
 
 Output per policy: distance of the trained groups from the submitted ones (total variation over tenths by duration),
 trained share of the slowest tenth, device utilisation, share of the trained tokens within the limit (of all, and of the
-slowest tenth), percentiles of their lag, and trained groups per device and hour. Tokens are spread evenly over an
-episode, each sampled with the weights of its moment. Everything follows from the seed.
+slowest tenth), percentiles of their lag, and trained groups as a share of what the devices can play. Tokens are spread
+evenly over an episode, each sampled with the weights of its moment. Everything follows from the seed.
 
-``--start N`` compares the first batches with all instead: short groups finish first.
+``--start SEEDS`` compares some of the first batches with all episodes instead, because short groups finish first.
 
-Caveats: engine and network take no time here; an episode takes equally long on each device. Unfinished groups at the
-end count as submitted, which are equally few for each policy.
+Caveats: engine and network take no time here; an episode takes equally long on each device. Groups that are not
+finished at the end count as submitted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TIMES = (
 ALIKE = ("episodes", "groups", "tasks")
 MAX_GROUPS_AHEAD = 256
 MAX_PASSED_OVER = 32
-"""A group that was passed over this many times is taken next."""
+"""A group that was passed over this many times is taken next, and so many groups are considered at once."""
 CLASSES = 10
 START_BATCHES = (1, 2, 5, 10, 20, 40)
 
@@ -76,7 +76,7 @@ class Scenario:
 
     times: str = "lognormal:1"
     alike: str = "episodes"
-    """The unit with equal durations: none beyond an episode, the members of a group, or all groups of a task."""
+    """What has similar durations: nothing (``episodes``), the members of a group, or all groups of a task."""
     lag: int = 4
     devices: int = 64
     group_size: int = 8
@@ -88,7 +88,7 @@ class Scenario:
     pauses: tuple[tuple[int, float], ...] = ((30, 2.0), (75, 1.0), (110, 4.0))
     """(after which version, for how many versions' playing time) the trainer pauses."""
     failing: float = 0.03
-    """Share of attempts that fail halfway."""
+    """Share of attempts that fail, at a random moment."""
     repair: float = 0.5
     """Duration of a repair."""
     seed: int = 1
@@ -168,7 +168,7 @@ def _task_of(group: int) -> int:
 class _Group:
     times: list[float]
     began: float = 0.0
-    to_come: int = 0
+    unplayed: int = 0
     played: list[tuple[float, float]] = field(default_factory=list)
 
 
@@ -179,14 +179,14 @@ class Simulation:
         """``policy`` is one of ``POLICIES``."""
         self.scenario, self.policy = scenario, policy
         self.rng = random.Random(scenario.seed + 1)
-        self.groups = [_Group(times, to_come=len(times)) for times in episode_times(scenario)]
+        self.groups = [_Group(times, unplayed=len(times)) for times in episode_times(scenario)]
         self.waiting = deque(range(len(self.groups)))
         self.passed_over: Counter[int] = Counter()
         self.slots: deque[tuple[int, int]] = deque()
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
         self.free = scenario.devices
-        self.away = 0
+        self.in_repair = 0
         self.running: set[int] = set()
         self.ready: list[int] = []
         self.begun: list[int] = []
@@ -207,10 +207,10 @@ class Simulation:
         """Runs until the trainer has trained all versions."""
         self._fill()
         while self.version < self.scenario.versions and self.events:
-            at, _, act = heapq.heappop(self.events)
-            self.played_time += (self.scenario.devices - self.free - self.away) * (at - self.now)
-            self.offered_time += (self.scenario.devices - self.away) * (at - self.now)
-            self.now = at
+            time, _, act = heapq.heappop(self.events)
+            self.played_time += (self.scenario.devices - self.free - self.in_repair) * (time - self.now)
+            self.offered_time += (self.scenario.devices - self.in_repair) * (time - self.now)
+            self.now = time
             act()
             self._poll()
             self._fill()
@@ -224,7 +224,8 @@ class Simulation:
         return len(self.version_began) - 1
 
     def _after(self, seconds: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now + seconds, len(self.events) + self.rng.getrandbits(40), act))
+        tie_break = self.rng.getrandbits(40)  # functions cannot be ordered
+        heapq.heappush(self.events, (self.now + seconds, len(self.events) + tie_break, act))
 
     # --- playing -----------------------------------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class Simulation:
                 if self.passed_over[group] >= MAX_PASSED_OVER or not should_defer(
                     self.scenario.lag, pace, ahead, expected
                 ):
-                    self.passed_over.update(self.waiting[at] for at in range(place))
+                    self.passed_over.update(self.waiting[earlier] for earlier in range(place))
                     del self.waiting[place]
                     return group
         return self.waiting.popleft()
@@ -289,12 +290,12 @@ class Simulation:
         return (f"task {_task_of(group)}", "") if self.scenario.alike == "tasks" else (f"group {group}", "")
 
     def _failed(self, group: int, member: int) -> None:
-        self.away += 1
+        self.in_repair += 1
         self.slots.appendleft((group, member))
         self._after(self.scenario.repair, self._repaired)
 
     def _repaired(self) -> None:
-        self.away -= 1
+        self.in_repair -= 1
         self.free += 1
 
     def _played(self, group: int, began: float) -> None:
@@ -302,8 +303,8 @@ class Simulation:
         played = self.groups[group]
         played.played.append((began, self.now))
         self.group_times.add(*self._names(group), self.now - began)
-        played.to_come -= 1
-        if not played.to_come:
+        played.unplayed -= 1
+        if not played.unplayed:
             self.running.discard(group)
             self.ready.append(group)
 
@@ -330,7 +331,8 @@ class Simulation:
 
     def _holds_back(self) -> bool:
         behind = [behind for group in self.running if (behind := self._behind(group)) >= self.scenario.lag]
-        pace, waited_s = pace_of(self.seen), self.now - (self.now if self.waits_since is None else self.waits_since)
+        pace = pace_of(self.seen)
+        waited_s = 0.0 if self.waits_since is None else self.now - self.waits_since
         return should_wait_for_slow_groups(
             self.scenario.lag, pace, self._ahead(), oldest_is_behind=max(behind, default=None), waited_s=waited_s
         )
@@ -355,14 +357,14 @@ class Simulation:
     def _result(self) -> Result:
         classes = self._classes()
         lags = self._token_lags(range(len(self.groups)))
-        of_slowest = self._token_lags([group for group, which in enumerate(classes) if which == CLASSES - 1])
+        of_slowest = self._token_lags([group for group, tenth in enumerate(classes) if tenth == CLASSES - 1])
         submitted = Counter(classes[group] for group in self.begun)
         trained = Counter(classes[group] for group, _ in self.trained)
-        shares = [(trained[one] / len(self.trained), submitted[one] / len(self.begun)) for one in range(CLASSES)]
+        shares = [(trained[tenth] / len(self.trained), submitted[tenth] / len(self.begun)) for tenth in range(CLASSES)]
         could_play = self.scenario.devices * self.now / self.scenario.group_size
         return Result(
             policy=self.policy,
-            distance=sum(abs(mine - theirs) for mine, theirs in shares) / 2,
+            distance=sum(abs(of_trained - of_submitted) for of_trained, of_submitted in shares) / 2,
             slowest=shares[-1][0] / shares[-1][1] if shares[-1][1] else 1.0,  # with few groups a tenth may be empty
             busy=self.played_time / self.offered_time,
             within=self._within(lags),
@@ -377,17 +379,19 @@ class Simulation:
         return sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / (sum(lags.values()) or 1)
 
     def start(self) -> dict[int, tuple[float, float]]:
-        """Returns the relative excess of duration and reward of the first batches over all.
+        """Returns, by number of a batch, the relative excess of its mean duration and the excess of its mean reward.
 
-        An episode of length 0 always succeeds; the probability halves with each mean length.
+        Both are compared with all episodes. The reward is the probability of success: 1 for an episode of length 0,
+        halved with each mean length.
         """
         everything = [time for group in self.groups for time in group.times]
-        found = {}
+        excess = {}
         for batch in START_BATCHES:
-            times = [time for group, at in self.trained if at == batch - 1 for time in self.groups[group].times]
+            groups = [group for group, version in self.trained if version == batch - 1]
+            times = [time for group in groups for time in self.groups[group].times]
             longer = fmean(times) / fmean(everything) - 1
-            found[batch] = (longer, fmean(0.5**time for time in times) - fmean(0.5**time for time in everything))
-        return found
+            excess[batch] = (longer, fmean(0.5**time for time in times) - fmean(0.5**time for time in everything))
+        return excess
 
     def _token_lags(self, of_groups: Iterable[int]) -> Counter[int]:
         """Returns seconds of playing, which stand for tokens, by their lag in versions at training."""
@@ -408,7 +412,7 @@ class Simulation:
         """Returns the tenth of each group, by the total duration of its episodes."""
         work = [sum(group.times) for group in self.groups]
         edges = [sorted(work)[len(work) * tenth // CLASSES] for tenth in range(1, CLASSES)]
-        return [bisect.bisect_right(edges, one) for one in work]
+        return [bisect.bisect_right(edges, total) for total in work]
 
 
 def _percentile(lags: Counter[int], share: float) -> int:
@@ -429,7 +433,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--times", action="append", help="lognormal:SIGMA, pareto:ALPHA:CAP, bimodal:SHARE:FACTOR, "
                         "constant, file:PATH (a JSON list of seconds); may be repeated")  # fmt: skip
-    parser.add_argument("--alike", action="append", choices=ALIKE, help="unit with equal durations; may be repeated")
+    parser.add_argument("--alike", action="append", choices=ALIKE, help="what has similar durations; may be repeated")
     for name in ("lag", "devices", "group-size", "batch", "versions", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Scenario, name.replace("-", "_")))
     for name in ("step", "failing", "repair"):
@@ -452,7 +456,7 @@ def main() -> None:
         for scenario in [Scenario(times=times, alike=alike, **sizes)]
     ]
     Console(width=120).print(_table(runs, options.lag))
-    report = [{"scenario": asdict(scenario), "results": [asdict(one) for one in found]} for scenario, found in runs]
+    report = [{"scenario": asdict(scenario), "results": [*map(asdict, results)]} for scenario, results in runs]
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
@@ -478,17 +482,11 @@ def _table(runs: Sequence[tuple[Scenario, Sequence[Result]]], lag: int) -> Table
     for column in (*left, "distance", "slowest", "busy", "within", "of slowest", "p50", "p99", "trained", "dropped"):
         table.add_column(column, justify="left" if column in left else "right")
     for scenario, results in runs:
-        for one in results:
+        for result in results:
             table.add_row(
-                *(scenario.times, scenario.alike, one.policy, f"{one.distance:.3f}", f"{one.slowest:.2f}"),
-                *(
-                    f"{one.busy:.1%}",
-                    f"{one.within:.1%}",
-                    f"{one.within_slowest:.1%}",
-                    str(one.lag_p50),
-                    str(one.lag_p99),
-                ),
-                *(f"{one.throughput:.1%}", str(one.dropped)),
+                *(scenario.times, scenario.alike, result.policy, f"{result.distance:.3f}", f"{result.slowest:.2f}"),
+                *(f"{share:.1%}" for share in (result.busy, result.within, result.within_slowest)),
+                *(str(result.lag_p50), str(result.lag_p99), f"{result.throughput:.1%}", str(result.dropped)),
             )
         table.add_section()
     return table

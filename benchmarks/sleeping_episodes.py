@@ -7,15 +7,16 @@ import random
 from dataclasses import dataclass
 
 FAILURES_PER_S = 0.015
-"""An episode of so many times this one's seconds fails for good with this probability for each of them."""
+"""Probability of failure for each second of an episode; a failing episode fails in every attempt."""
 TOKENS_PER_S = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SleepingEpisode:
-    """What one member of a group meets: how long it sleeps, whether it fails then, and what it earns.
+    """The episode of one member of a group: how long it sleeps, whether it then fails, and its reward.
 
-    Seconds are log-normal with a mean of 1. Success halves with each second, failures rise with them.
+    Seconds are log-normal with a mean of 1. The probability of success halves with each second, that of failure
+    rises with them.
     """
 
     seconds: float
@@ -30,7 +31,7 @@ class SleepingEpisode:
     @classmethod
     def of(cls, seed: int, sigma: float, instance: int, slot: int) -> SleepingEpisode:
         """Returns the member's episode: always the same one."""
-        chance = random.Random(f"{seed}/{sigma}/{instance}/{slot}")
-        seconds = math.exp(sigma * chance.gauss(0, 1) - sigma * sigma / 2)
-        fails = chance.random() < FAILURES_PER_S * seconds
-        return cls(seconds=seconds, fails=fails, reward=float(chance.random() < 0.5**seconds))
+        rng = random.Random(f"{seed}/{sigma}/{instance}/{slot}")
+        seconds = math.exp(sigma * rng.gauss(0, 1) - sigma * sigma / 2)
+        fails = rng.random() < FAILURES_PER_S * seconds
+        return cls(seconds=seconds, fails=fails, reward=float(rng.random() < 0.5**seconds))

@@ -84,7 +84,7 @@ BENCHES: tuple[Bench, ...] = (
         caveat="the engine waits and answers from memory, in the client's process",
     ),
 )
-"""The set, in the order of its runs. The limits together stay below the limit of the set."""
+"""The set, in the order of its runs. The limits together are at most 20 minutes."""
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def report_table(report: Mapping[str, Any]) -> str:
 
 
 TWO_AXES = {"buffer": " of ", "masks": ", "}
-"""Benchmarks whose ratios are named ROW, this, COLUMN, and all to the same thing."""
+"""The text between row and column in the names of its ratios, such as ``ROW of COLUMN, to BASELINE``."""
 
 
 def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
@@ -170,7 +170,7 @@ def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
             subject, baseline = row.rsplit(", to ", 1)
             row, column = subject.split(TWO_AXES[name], 1)
         cells.setdefault(row, {})[column] = ratio.shown
-    columns = list(dict.fromkeys(column for found in cells.values() for column in found))
+    columns = list(dict.fromkeys(column for row_cells in cells.values() for column in row_cells))
     took = f"{entry['seconds']:.0f} s, load {entry['load_before']} before"
     against = f", to {baseline}" if baseline else ""
     yield from (
@@ -179,8 +179,8 @@ def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
         "",
     )
     yield from (f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
-    for row, found in cells.items():
-        yield f"| {row} | {' | '.join(found.get(column, '–') for column in columns)} |"
+    for row, row_cells in cells.items():
+        yield f"| {row} | {' | '.join(row_cells.get(column, '–') for column in columns)} |"
 
 
 def busy_benches(report: Mapping[str, Any]) -> list[str]:
@@ -190,7 +190,7 @@ def busy_benches(report: Mapping[str, Any]) -> list[str]:
 
 
 def exit_code_of(findings: Sequence[Finding], busy: Sequence[str]) -> int:
-    """Returns 0 if all ratios are as recorded, 1 for a regression or a missing one, 3 if a busy machine prevents it."""
+    """Returns 0 if all ratios are as recorded, 1 for a regression or a missing one, 3 if all are on a busy machine."""
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         return 1
     regressed = [finding for finding in findings if finding.verdict is Verdict.REGRESSED]

@@ -46,7 +46,7 @@ class QuickEpisodes:
         if rng.random() < FAILURE_SHARE:
             kind = DeviceError if rng.random() < 0.7 else EnvironmentSetupError
             raise kind(f"made up: attempt {episode.attempt} of {episode.uid} broke")
-        return _made_up(episode, rng)
+        return _trajectory(episode, rng)
 
     async def close(self) -> None:
         """Does nothing."""
@@ -56,7 +56,7 @@ def create_generator() -> QuickEpisodes:
     return QuickEpisodes()
 
 
-def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
+def _trajectory(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
     outcome, stop_reason = rng.choices(ENDS, weights=(60, 15, 20, 5))[0]
     equal = rng_of_group(episode).random() < 0.2
     success = 0.0 if outcome is Outcome.TRUNCATED else float(equal or rng.random() < 0.6)
@@ -70,7 +70,7 @@ def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
         reward=reward,
         outcome=outcome,
         stop_reason=stop_reason,
-        generations=[_generation(at, rng) for at in range(turns)],
+        generations=[_generation(turn, rng) for turn in range(turns)],
         images=images,
         extra_info={"goal": "Turn the Wi-Fi off", "reward_breakdown": {"success": success, "steps": turns}},
         timings_s={"acquire": rng.random(), "reset": 2.0, "generate": 1.5 * turns, "act": 4.0 * turns, "score": 0.3},
@@ -78,7 +78,7 @@ def _made_up(episode: EpisodeRequest, rng: random.Random) -> Trajectory:
 
 
 def rng_of_group(episode: EpisodeRequest) -> random.Random:
-    """Equal for all members of a group: in some groups all rewards are equal, and they are filtered."""
+    """Returns an rng that all members of a group share: some groups have equal rewards, and are filtered."""
     return random.Random(f"{episode.instance.instance_id}/{episode.epoch}")
 
 
@@ -90,9 +90,9 @@ def _screenshots(episode: EpisodeRequest, rng: random.Random) -> list[Image]:
 
 def _messages(images: list[Image], turns: int) -> list[Message]:
     shown = [{"type": "image_url", "image_url": {"url": f"sha256:{image.sha256}"}} for image in images]
-    asked: Message = {"role": "user", "content": [{"type": "text", "text": "Turn the Wi-Fi off"}, *shown]}
+    question: Message = {"role": "user", "content": [{"type": "text", "text": "Turn the Wi-Fi off"}, *shown]}
     reply: Message = {"role": "assistant", "content": "<thinking>Settings first.</thinking> I tap the switch."}
-    return [asked, *([reply, {"role": "user", "content": "Done. What next?"}] * turns), reply]
+    return [question, *([reply, {"role": "user", "content": "Done. What next?"}] * turns), reply]
 
 
 def _generation(turn: int, rng: random.Random) -> Generation:

@@ -37,35 +37,35 @@ class SleepingGenerator:
         """
         version = self._weight_version()
         instance = int(episode.instance.instance_id)
-        one = SleepingEpisode.of(self._options["seed"], self._options["sigma"], instance, episode.slot)
-        await asyncio.sleep(one.seconds)
-        if one.fails:
+        sleep = SleepingEpisode.of(self._options["seed"], self._options["sigma"], instance, episode.slot)
+        await asyncio.sleep(sleep.seconds)
+        if sleep.fails:
             raise EnvironmentSetupError(f"member {episode.slot} of instance {instance} always fails")
-        output_ids = (7,) * one.tokens
+        output_ids = (7,) * sleep.tokens
         return Trajectory(
             uid=episode.uid,
             instance_id=episode.instance.instance_id,
             messages=({"role": "user", "content": "sleep"}, {"role": "assistant", "content": "slept"}),
-            reward=one.reward,
+            reward=sleep.reward,
             outcome=Outcome.COMPLETED,
             stop_reason=StopReason.STOP,
             generations=(
                 Generation(
                     prompt_ids=PROMPT_IDS,
                     output_ids=output_ids,
-                    output_log_probs=(-0.5,) * one.tokens,
+                    output_log_probs=(-0.5,) * sleep.tokens,
                     weight_version=version,
                 ),
             ),
             extra_info={"member": episode.slot, "version": int(version)},
-            timings_s={"generate": one.seconds},
+            timings_s={"generate": sleep.seconds},
         )
 
     def _weight_version(self) -> str:
         return Path(self._options["version_file"]).read_text(encoding="utf-8")
 
     async def close(self) -> None:
-        """Has nothing to give back."""
+        """Does nothing."""
 
 
 def create_generator() -> SleepingGenerator:
