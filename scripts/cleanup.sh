@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Ends emulators and adb servers that device workers of this project left behind. Nothing else is touched:
 #   * processes are ended by recorded id and start time, so an id that means another process by now is left alone;
-#     besides, an emulator or adb server of this user that carries ROLLOUT_BUFFER_DEVICE in its environment;
-#   * of farms that another checkout or installation started, nothing is ended; --all asks for each run of it;
-#   * virtual devices are removed only where base_avd_name_pattern fits, the clone's own mark is in them, and no
-#     emulator that is left uses them.
+#     emulators and adb servers of this user without a record, by ROLLOUT_BUFFER_DEVICE in their environment;
+#   * processes that another checkout or installation started are ended only with --all, and after a yes;
+#   * virtual devices are removed only if base_avd_name_pattern fits, the clone's own mark is in them, and no
+#     running emulator uses them.
 # Stop the buffer first: a running one starts its emulators again.
 #
 #   scripts/cleanup.sh              emulators and adb servers
@@ -67,7 +67,7 @@ avd_home=${avd_home/#\~/$HOME}
 pattern=$(setting base_avd_name_pattern 'slime_aw_{}')
 before=${pattern%%'{}'*} after=${pattern#*'{}'}
 
-fits_pattern() { # fits_pattern NAME: is it one of our clones' names?
+fits_pattern() { # fits_pattern NAME: is it the name of a clone?
     local number=${1#"$before"}
     [ "$number" != "$1" ] || [ -z "$before" ] || return 1
     [ -z "$after" ] || [ "${number%"$after"}" != "$number" ] || return 1
@@ -75,7 +75,7 @@ fits_pattern() { # fits_pattern NAME: is it one of our clones' names?
     [[ $number =~ ^[0-9]+$ ]]
 }
 
-start_of() { # start_of PID: clock ticks since boot at its start; nothing when it does not live
+start_of() { # start_of PID: clock ticks since boot at its start; nothing if it does not live
     local text fields
     text=$(cat "/proc/$1/stat" 2>/dev/null) || return 0
     read -r -a fields <<<"${text##*) }"
@@ -86,7 +86,7 @@ lives() { # lives PID START: is it still this very process, and this user's?
     [ "$(start_of "$1")" = "$2" ] && [ -O "/proc/$1" ]
 }
 
-signal() { # signal SIGNAL PID START: to its process group where it leads one
+signal() { # signal SIGNAL PID START: sends it to the process, or to its process group if it leads one
     lives "$2" "$3" || return 0
     local text fields
     text=$(cat "/proc/$2/stat" 2>/dev/null) || return 0
@@ -102,11 +102,11 @@ value_of() { # value_of FILE KEY
     sed -n "s/^$2=//p" "$1" | head -n 1
 }
 
-found=()  # "PID START KIND AVD", watchdogs first: they end the rest in good order
-others=() # the same of what another checkout or installation started
+own=()    # "PID START KIND AVD" of this checkout's processes, watchdogs first: they end their emulator in order
+others=() # the same of another checkout's or installation's, with its folder
 
-add_found() { # add_found CHECKOUT PID START KIND AVD
-    if [ "$1" = "$here" ]; then found+=("${*:2}"); else others+=("${*:2} $1"); fi
+add_process() { # add_process CHECKOUT PID START KIND AVD
+    if [ "$1" = "$here" ]; then own+=("${*:2}"); else others+=("${*:2} $1"); fi
 }
 
 find_recorded() { # find_recorded KIND
@@ -116,7 +116,7 @@ find_recorded() { # find_recorded KIND
         if ! [[ $name =~ ^[0-9]+-[0-9]+$ ]] || [ "$(value_of "$record" kind)" != "$1" ]; then continue; fi
         pid=${name%-*} start=${name#*-} avd=$(value_of "$record" avd)
         if [ "$(value_of "$record" boot)" = "$boot" ] && fits_pattern "$avd" && lives "$pid" "$start"; then
-            add_found "$(value_of "$record" checkout)" "$pid" "$start" "$1" "$avd"
+            add_process "$(value_of "$record" checkout)" "$pid" "$start" "$1" "$avd"
         fi
     done
 }
@@ -134,9 +134,9 @@ find_marked() { # emulators and adb servers without a record: a watchdog that wa
         *) continue ;;
         esac
         checkout=$(tr '\0' '\n' 2>/dev/null <"$folder/environ" | sed -n 's/^ROLLOUT_BUFFER_DEVICE_CHECKOUT=//p') || continue
-        case " ${found[*]-} ${others[*]-} " in
+        case " ${own[*]-} ${others[*]-} " in
         *" $pid $(start_of "$pid") "*) ;;
-        *) add_found "$checkout" "$pid" "$(start_of "$pid")" unrecorded "$avd" ;;
+        *) add_process "$checkout" "$pid" "$(start_of "$pid")" unrecorded "$avd" ;;
         esac
     done
 }
@@ -150,7 +150,7 @@ include_others() { # with --all, after a confirmation; otherwise only listed
         case $answer in [yY]*) agreed=true ;; esac
     fi
     if $remove_all && $agreed; then
-        for entry in "${others[@]}"; do found+=("$(cut -d' ' -f1-4 <<<"$entry")"); done
+        for entry in "${others[@]}"; do own+=("$(cut -d' ' -f1-4 <<<"$entry")"); done
         others=()
     else
         echo "cleanup: ${#others[@]} processes of other checkouts are left alone (--all --yes ends them)" >&2
@@ -168,7 +168,7 @@ wait_for_end() { # wait_for_end SECONDS ENTRY…
 
 end_processes() { # end_processes KINDS SECONDS: asks them to end, and kills those that do not
     local entry pid start kind avd chosen=()
-    for entry in ${found[@]+"${found[@]}"}; do
+    for entry in ${own[@]+"${own[@]}"}; do
         read -r pid start kind avd <<<"$entry"
         if [[ " $1 " != *" $kind "* ]] || ! lives "$pid" "$start"; then continue; fi
         if $dry_run; then
@@ -249,7 +249,7 @@ if $remove_all; then
     remove_rest
     remove_stale_records
 fi
-for entry in ${found[@]+"${found[@]}"}; do
+for entry in ${own[@]+"${own[@]}"}; do
     read -r pid start kind avd <<<"$entry"
     if ! $dry_run && lives "$pid" "$start"; then
         echo "cleanup: $kind $pid of $avd does not end" >&2

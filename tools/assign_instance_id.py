@@ -8,9 +8,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-PROGRAM = (
-    Path(__file__).resolve().parent.parent / "slime_plugins" / "rollout_buffer" / "tools" / "assign_instance_id.py"
-)
+PROGRAM = Path(__file__).resolve().parents[1] / "slime_plugins/rollout_buffer/tools/assign_instance_id.py"
 
 if __name__ == "__main__":
     runpy.run_path(str(PROGRAM), run_name="__main__")

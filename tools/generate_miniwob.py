@@ -42,19 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", nargs="+", help="these pages only")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many seeds of each page, from 0 on")
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        known = task_names(find_pages())
+        pages = task_names(find_pages())
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    unknown = sorted(set(given.tasks or ()) - set(known))
-    if unknown or given.seeds < 1:
+    unknown = sorted(set(options.tasks or ()) - set(pages))
+    if unknown or options.seeds < 1:
         sys.stderr.write(f"no such page: {', '.join(unknown)}\n" if unknown else "--seeds must be 1 or more\n")
         return 1
-    lines = generate(given.tasks or known, given.seeds)
-    given.output.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    sys.stdout.write(f"{given.output}: {len(lines)} lines\n")
+    lines = generate(options.tasks or pages, options.seeds)
+    options.output.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    sys.stdout.write(f"{options.output}: {len(lines)} lines\n")
     return 0
 
 

@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 after printing an error."""
     options = _parse(arguments)
     try:
-        known = _read_task_list(options.task_list)
+        all_tasks = _read_task_list(options.task_list)
         if options.curriculum is not None:
-            entries = read_curriculum(options.curriculum, known, options.params)
+            entries = read_curriculum(options.curriculum, all_tasks, options.params)
         else:
             every = tuple(range(options.params))
-            entries = [Entry(task=task, params=every) for task in _chosen(known, options.tasks, options.task_list)]
+            entries = [Entry(task=task, params=every) for task in _chosen(all_tasks, options.tasks, options.task_list)]
         lines = generate(entries)
         _write_whole(options.output, lines)
     except (OSError, ValueError) as error:
@@ -100,10 +100,10 @@ def _read_task_list(path: Path) -> list[str]:
     return names
 
 
-def _chosen(known: Sequence[str], wanted: Sequence[str] | None, path: Path) -> list[str]:
+def _chosen(all_tasks: Sequence[str], wanted: Sequence[str] | None, path: Path) -> list[str]:
     if wanted is None:
-        return list(known)
-    unknown = [name for name in wanted if name not in known]
+        return list(all_tasks)
+    unknown = [name for name in wanted if name not in all_tasks]
     if unknown:
         raise ValueError(f"{', '.join(unknown)}: not in {path}")
     return list(dict.fromkeys(wanted))
@@ -132,8 +132,8 @@ class Entry:
     params: tuple[int, ...]
 
 
-def read_curriculum(path: Path, known: Sequence[str], variations: int) -> list[Entry]:
-    """Returns the tasks in a file, in the order of ``known``, without those of weight 0.
+def read_curriculum(path: Path, all_tasks: Sequence[str], variations: int) -> list[Entry]:
+    """Returns the tasks in a file, in the order of ``all_tasks``, without those of weight 0.
 
     Raises:
         OSError: the file cannot be read.
@@ -144,10 +144,10 @@ def read_curriculum(path: Path, known: Sequence[str], variations: int) -> list[E
         words = text.partition("#")[0].split()
         if words:
             try:
-                entries |= {entry.task: entry for entry in _entries_of(words, known, variations)}
+                entries |= {entry.task: entry for entry in _entries_of(words, all_tasks, variations)}
             except CurriculumError as error:
                 raise CurriculumError(f"{path.name}, line {number}: {error}") from error
-    chosen = [entries[task] for task in known if task in entries and entries[task].weight > 0]
+    chosen = [entries[task] for task in all_tasks if task in entries and entries[task].weight > 0]
     if not chosen:
         raise CurriculumError(f"{path.name} asks for no task")
     return chosen
@@ -163,16 +163,16 @@ def occurrences(entry: Entry, seed: int) -> list[tuple[int, int]]:
     return [(index, turn) for turn in range(whole) for index in entry.params] + [(index, whole) for index in chosen]
 
 
-def _entries_of(words: Sequence[str], known: Sequence[str], variations: int) -> list[Entry]:
+def _entries_of(words: Sequence[str], all_tasks: Sequence[str], variations: int) -> list[Entry]:
     pattern, *settings = words
-    given = dict(_setting(word) for word in settings)
-    if len(given) != len(settings):
+    values = dict(_setting(word) for word in settings)
+    if len(values) != len(settings):
         raise CurriculumError(f"{pattern} is given a setting twice")
-    weight = _weight(given.get("weight", "1"))
-    params = _params(given.get("params", f"0-{variations - 1}"), variations)
+    weight = _weight(values.get("weight", "1"))
+    params = _params(values.get("params", f"0-{variations - 1}"), variations)
     if weight > 0 and round(weight * len(params)) == 0:
         raise CurriculumError(f"weight={weight:g} of {len(params)} variations leaves nothing: take 0 to leave it out")
-    return [Entry(task=task, weight=weight, params=params) for task in _tasks(pattern, known)]
+    return [Entry(task=task, weight=weight, params=params) for task in _tasks(pattern, all_tasks)]
 
 
 def _setting(word: str) -> tuple[str, str]:
@@ -182,12 +182,12 @@ def _setting(word: str) -> tuple[str, str]:
     return key, value
 
 
-def _tasks(pattern: str, known: Sequence[str]) -> list[str]:
-    found = [task for task in known if fnmatch.fnmatchcase(task, pattern)]
-    if not found:
-        close = difflib.get_close_matches(pattern, known, n=1)
+def _tasks(pattern: str, all_tasks: Sequence[str]) -> list[str]:
+    matches = [task for task in all_tasks if fnmatch.fnmatchcase(task, pattern)]
+    if not matches:
+        close = difflib.get_close_matches(pattern, all_tasks, n=1)
         raise CurriculumError(f"no task is called {pattern}" + (f"; did you mean {close[0]}?" if close else ""))
-    return found
+    return matches
 
 
 def _weight(text: str) -> float:
@@ -202,7 +202,7 @@ def _weight(text: str) -> float:
 
 def _params(text: str, variations: int) -> tuple[int, ...]:
     """Returns the variations in ``0-4,7``."""
-    found: list[int] = []
+    params: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal() or part.endswith("-"):
@@ -210,10 +210,10 @@ def _params(text: str, variations: int) -> tuple[int, ...]:
         begin, end = int(first), int(last or first)
         if begin > end or end >= variations:
             raise CurriculumError(f"params={text}: {part} is not within 0-{variations - 1}")
-        found += range(begin, end + 1)
-    if len(set(found)) != len(found):
+        params += range(begin, end + 1)
+    if len(set(params)) != len(params):
         raise CurriculumError(f"params={text} names a variation twice")
-    return tuple(sorted(found))
+    return tuple(sorted(params))
 
 
 if __name__ == "__main__":

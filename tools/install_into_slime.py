@@ -6,8 +6,8 @@
     python tools/install_into_slime.py ~/slime --uninstall   # afterwards git status is what it was before
 
 It installs ``slime/rollout/agent_rollout*.py``, our masks next to slime's ``mask_utils.py``,
-``slime_plugins/rollout_buffer/``, ``examples/android_world/``, and the launch scripts with their modules. With
-``--trainer-only``, of ``slime_plugins/rollout_buffer/`` only the modules that the trainer's side imports, and a
+``slime_plugins/rollout_buffer/``, ``examples/android_world/``, and the launch scripts with their modules.
+``--trainer-only`` installs of ``slime_plugins/rollout_buffer/`` only the modules that the trainer's side imports, and a
 ``buffer.py`` that prints how to start the buffer. slime's types and its ``mask_utils.py`` are not replaced. A replaced
 file is stored in ``.rollout_buffer_overlay/`` of the checkout, next to a manifest of all installed files, and restored
 by ``--uninstall``. Files changed since the installation are not overwritten or removed without ``--force``; an edited
@@ -85,7 +85,8 @@ FIELDS_OF_SAMPLE = frozenset(
     | {"reward", "rollout_log_probs", "status", "tokens", "weight_versions"}
 )
 EXECUTION_FIELDS = frozenset({"rollout_id", "group_id"})
-"""Fields by which rows of one trajectory are identified, by slime's version. Without any, each row is a trajectory."""
+"""Fields of a Sample that name its trajectory; slime's version decides which it has. Without any, slime treats each row
+as a trajectory."""
 EDITED = "changed since it was installed"
 ONE_ROW_EACH = (
     "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
@@ -126,12 +127,12 @@ class Overlay:
     @property
     def warnings(self) -> list[str]:
         """Returns differences that are not errors, one sentence each."""
-        found = []
+        warnings = []
         if self._farm_config_is_edited():
-            found.append(f"{FARM_CONFIG} stays as it was edited; what ships is {self._source / FARM_CONFIG}")
+            warnings.append(f"{FARM_CONFIG} stays as it was edited; what ships is {self._source / FARM_CONFIG}")
         if not self._sample_fields() & EXECUTION_FIELDS:
-            found.append(ONE_ROW_EACH)
-        return found
+            warnings.append(ONE_ROW_EACH)
+        return warnings
 
     def install(self, *, force: bool = False, trainer_only: bool = False) -> int:
         """Installs every file and returns their number; removes files of an earlier overlay that no longer exist.
@@ -146,14 +147,14 @@ class Overlay:
         self._refuse_changed(force, but=FARM_CONFIG)
         wanted = self._files()
         sources = _sources(self._source, trainer_only)
-        stay = {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
+        edited = {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
         entries = {path: Entry(sha256=digest, replaced=self._keep_original(path)) for path, digest in wanted.items()}
-        gone = {path: entry for path, entry in self._entries.items() if path not in entries}
-        self._write_manifest({**gone, **entries})
-        for path in wanted.keys() - stay:
+        obsolete = {path: entry for path, entry in self._entries.items() if path not in entries}
+        self._write_manifest({**obsolete, **entries})
+        for path in wanted.keys() - edited:
             self._copy(sources[path], self._checkout / path, as_link=True)
-        for path, entry in gone.items():
-            self._take_back(path, entry)
+        for path, entry in obsolete.items():
+            self._remove_or_restore(path, entry)
         self._write_manifest(entries)
         return len(wanted)
 
@@ -168,7 +169,7 @@ class Overlay:
         self._refuse_changed(force)
         entries = dict(self._entries)
         for path, entry in entries.items():
-            self._take_back(path, entry)
+            self._remove_or_restore(path, entry)
         self._entries = {}
         shutil.rmtree(self._state)
         return len(entries)
@@ -179,18 +180,18 @@ class Overlay:
             return [f"{self._checkout} has no overlay: run this without --check to install it"]
         wanted = self._files()
         states = {path: self._state_of(path) for path in sorted(self._entries)}
-        found = [
+        messages = [
             f"{path}: {state}"
             for path, state in states.items()
             if state is not None and not (path == FARM_CONFIG and state == EDITED)
         ]
-        found += [f"{path}: not installed" for path in sorted(wanted.keys() - self._entries.keys())]
-        found += [
+        messages += [f"{path}: not installed" for path in sorted(wanted.keys() - self._entries.keys())]
+        messages += [
             f"{path}: another version is installed"
             for path, entry in sorted(self._entries.items())
             if path in wanted and wanted[path] != entry.sha256
         ]
-        return found
+        return messages
 
     # --- state of the checkout ---------------------------------------------------------------------------------------
 
@@ -209,8 +210,8 @@ class Overlay:
         return _definitions(self._original_or_current("slime/utils/types.py"))["Sample"]
 
     def _original_or_current(self, path: str) -> Path:
-        kept = self._state / "originals" / path
-        file = kept if kept.is_file() else self._checkout / path
+        original = self._state / "originals" / path
+        file = original if original.is_file() else self._checkout / path
         if not file.is_file():
             raise OverlayError(f"{self._checkout} is no slime checkout: it has no {path}")
         return file
@@ -241,25 +242,25 @@ class Overlay:
         file, original = self._checkout / path, self._state / "originals" / path
         if not file.is_file():
             return False
-        known = {self._entries[path].sha256, wanted.get(path)}
+        own_digests = {self._entries[path].sha256, wanted.get(path)}
         if original.is_file():
-            known.add(_sha256(original))
-        return _sha256(file) not in known
+            own_digests.add(_sha256(original))
+        return _sha256(file) not in own_digests
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
     def _keep_original(self, path: str) -> bool:
         """Stores slime's own file of that path; returns True if there is one."""
-        known = self._entries.get(path)
-        if known is not None:
-            return known.replaced
+        entry = self._entries.get(path)
+        if entry is not None:
+            return entry.replaced
         file = self._checkout / path
         if not file.is_file():
             return False
         self._copy(file, self._state / "originals" / path)
         return True
 
-    def _take_back(self, path: str, entry: Entry) -> None:
+    def _remove_or_restore(self, path: str, entry: Entry) -> None:
         file = self._checkout / path
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
             compiled.unlink()
@@ -317,14 +318,14 @@ def _sources(source: Path, trainer_only: bool) -> dict[str, Path]:
     if trainer_only:
         roots = [file for pattern in TRAINER_ROOTS for file in source.glob(pattern)]
         files |= import_closure(source, roots) - {source / path for path in NAMES_OF_SLIME}
-    found = {
+    sources = {
         file.relative_to(source).as_posix(): file
         for file in sorted(files)
         if file.is_file() and "__pycache__" not in file.parts
     }
     if trainer_only:
-        found[BUFFER_PROGRAM] = found.pop(TRAINER_ONLY_BUFFER)
-    return found
+        sources[BUFFER_PROGRAM] = sources.pop(TRAINER_ONLY_BUFFER)
+    return sources
 
 
 @functools.cache
@@ -337,18 +338,18 @@ def import_closure(source: Path, roots: Sequence[Path]) -> set[Path]:
 
     Imports inside of functions count; those under ``if TYPE_CHECKING`` do not.
     """
-    found: set[Path] = set()
+    closure: set[Path] = set()
     waiting = list(roots)
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
+        if file not in closure:
+            closure.add(file)
             for module in _imported_modules(ast.parse(file.read_bytes())):
                 parts = module.split(".")
                 for depth in range(1, len(parts) + 1):
                     place = source.joinpath(*parts[:depth])
                     waiting += [each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()]
-    return found
+    return closure
 
 
 def _imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -363,20 +364,20 @@ def _imported_modules(tree: ast.AST) -> Iterator[str]:
 
 
 def _definitions(file: Path) -> dict[str, frozenset[str]]:
-    """Returns the functions and classes of a module, each class with its methods and annotated fields."""
+    """Returns the names that a module defines, each class with its methods and annotated fields."""
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
         raise OverlayError(f"{file} is no Python {sys.version_info[0]}.{sys.version_info[1]}: {error}") from error
-    found: dict[str, frozenset[str]] = {}
+    definitions: dict[str, frozenset[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            found[node.name] = frozenset(_members(node))
+            definitions[node.name] = frozenset(_members(node))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found[node.name] = frozenset()
+            definitions[node.name] = frozenset()
         elif isinstance(node, ast.Assign):
-            found |= {target.id: frozenset() for target in node.targets if isinstance(target, ast.Name)}
-    return found
+            definitions |= {target.id: frozenset() for target in node.targets if isinstance(target, ast.Name)}
+    return definitions
 
 
 def _members(node: ast.ClassDef) -> set[str]:
@@ -398,8 +399,8 @@ def missing_requirements(source: Path = SOURCE, *, trainer_only: bool = False) -
     """Returns the requirements of this project, or of its trainer's end, that the running Python does not meet."""
     project = tomllib.loads((source / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = map(Requirement, project["dependencies"])
-    wanted = [one for one in requirements if not trainer_only or one.name in TRAINER_PACKAGES]
-    return [str(one) for one in wanted if not _is_met(one)]
+    wanted = [each for each in requirements if not trainer_only or each.name in TRAINER_PACKAGES]
+    return [str(each) for each in wanted if not _is_met(each)]
 
 
 def _is_met(requirement: Requirement) -> bool:
@@ -417,7 +418,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--check", action="store_true", help="only say whether the overlay is as it was installed")
     what.add_argument("--uninstall", action="store_true", help="take the overlay away and bring slime's files back")
     parser.add_argument(
-        "--trainer-only", action="store_true", help="leave out what only the buffer's processes need: it runs elsewhere"
+        "--trainer-only", action="store_true", help="leave out what only a buffer needs: the buffer runs elsewhere"
     )
     parser.add_argument("--force", action="store_true", help="overwrite or remove files that were changed")
     return parser.parse_args(arguments)
@@ -459,7 +460,7 @@ def _run(options: argparse.Namespace) -> int:
     missing = missing_requirements(trainer_only=options.trainer_only)
     if missing:
         packages = shlex.join(missing)
-        sys.stdout.write(f"this Python lacks some of what they need; in slime's environment: pip install {packages}\n")
+        sys.stdout.write(f"this Python lacks packages of the overlay; in slime's environment: pip install {packages}\n")
     return 0
 
 

@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(checks: Iterable[tuple[str, Sequence[str]]]) -> int:
     """Prints every check with its problems; returns 0, or 1 if there are any."""
-    well = True
+    is_ready = True
     for name, problems in checks:
-        well = well and not problems
+        is_ready = is_ready and not problems
         sys.stdout.writelines(f"missing  {name}: {problem}\n" for problem in problems)
         if not problems:
             sys.stdout.write(f"ok       {name}\n")
-    return 0 if well else 1
+    return 0 if is_ready else 1
 
 
 def _refuse(problems: Sequence[str]) -> int:
@@ -82,9 +82,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument(
         "--only-train", action="store_true", help="neither clean up, nor start Ray, nor download the model"
     )
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    cut = given.index("--") if "--" in given else len(given)
-    return parser.parse_args(given[:cut]), given[cut + 1 :]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    end = words.index("--") if "--" in words else len(words)
+    return parser.parse_args(words[:end]), words[end + 1 :]
 
 
 if __name__ == "__main__":

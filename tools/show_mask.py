@@ -4,7 +4,7 @@
     python tools/show_mask.py item.json --html mask.html
 
 The file holds OpenAI messages (a list, or an object with ``messages`` and optionally ``tools``), or an item of the
-server with ``generations``: then the training rows packed from these are shown, with the differences to a mask rebuilt
+server with ``generations``: then it shows the training rows packed from these, and the differences to a mask rebuilt
 from the messages. A reply of ``GET /rollouts/<id>`` shows the rows of that remote rollout. ``--line N`` selects line N
 of a JSONL file. Without ``--tokenizer`` the small tokenizer of this package is used, which shows the structure but not
 a model's own tokens.
@@ -32,9 +32,11 @@ Decode = Callable[[list[int]], str]
 
 
 class Category(StrEnum):
+    """Of a token."""
+
     TRAINED = "trained"  # the loss is computed on it
     CONTEXT = "not"  # the model only reads it
-    IMAGE = "image"  # stands for a picture
+    IMAGE = "image"  # a placeholder of an image
     REPORTED = "reported"  # not trained: unknown whether it was sampled
 
 
@@ -79,8 +81,8 @@ def pieces_of(
         text = decode(ids)
         ends_here = end == len(token_ids) or categories[end] is not categories[start]
         if ends_here or not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            known = tuple(log_probs[start:end]) if log_probs and categories[start] is Category.TRAINED else ()
-            yield Piece(text, categories[start], start, tuple(ids), known)
+            values = tuple(log_probs[start:end]) if log_probs and categories[start] is Category.TRAINED else ()
+            yield Piece(text, categories[start], start, tuple(ids), values)
             start = end
 
 
@@ -148,10 +150,10 @@ def read_input(path: Path, line: int | None) -> dict[str, Any]:
     """Reads the file; a bare list holds messages."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text if line is None else text.splitlines()[line - 1])
+        content = json.loads(text if line is None else text.splitlines()[line - 1])
     except (OSError, ValueError, IndexError) as error:
         raise SystemExit(f"{path} cannot be read: {error}") from error
-    item = {"messages": found} if isinstance(found, list) else found
+    item = {"messages": content} if isinstance(content, list) else content
     if not isinstance(item, dict) or not isinstance(item.get("messages"), list):
         raise SystemExit(f"{path} holds neither a list of messages nor an object with messages")
 
@@ -159,7 +161,8 @@ def read_input(path: Path, line: int | None) -> dict[str, Any]:
 
 
 def sections_of(item: dict[str, Any], generator: MultiTurnLossMaskGenerator) -> list[Section]:
-    """Returns the rows of a session, or packed from generations, else the conversation rebuilt from its messages."""
+    """Returns the rows of a remote rollout, or those packed from generations, or else the conversation rebuilt from its
+    messages."""
     if item.get("rows"):
         return list(_session_sections(item, generator))
 
@@ -171,11 +174,11 @@ def sections_of(item: dict[str, Any], generator: MultiTurnLossMaskGenerator) -> 
 
 def _conversation_section(item: dict[str, Any], generator: MultiTurnLossMaskGenerator) -> Section:
     masked = generator.mask_conversation(item["messages"], item.get("tools"))
-    reported = {one.position for one in masked.undecided if one.position is not None}
+    reported = {each.position for each in masked.undecided if each.position is not None}
     pieces = list(_pieces(generator, masked.token_ids, masked.loss_mask, reported))
     remarks = [
-        f"message {one.message_index}, token {one.position}: {one.detail or one.reason.value}"
-        for one in masked.undecided
+        f"message {each.message_index}, token {each.position}: {each.detail or each.reason.value}"
+        for each in masked.undecided
     ]
     title = f"rebuilt from {len(item['messages'])} messages: {_count(masked.loss_mask)}"
     return Section(title, pieces, remarks)
@@ -220,8 +223,8 @@ def _pieces(
     log_probs: Sequence[float] | None = None,
 ) -> Iterator[Piece]:
     categories = [
-        _category(token_id, mask, at in reported, generator)
-        for at, (token_id, mask) in enumerate(zip(token_ids, loss_mask, strict=True))
+        _category(token_id, mask, position in reported, generator)
+        for position, (token_id, mask) in enumerate(zip(token_ids, loss_mask, strict=True))
     ]
     return pieces_of(token_ids, categories, generator.tokenizer.decode, log_probs)
 

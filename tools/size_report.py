@@ -39,12 +39,12 @@ def part_of(path: Path) -> str:
 
 def measure() -> dict[Path, tuple[int, int]]:
     """Returns for every module (lines of code, all lines), by its path from the root."""
-    found = {}
+    sizes = {}
     for top in ("slime", "slime_plugins", "lab", "tests", "tools", "benchmarks", "examples"):
         for file in (ROOT / top).rglob("*.py"):
             source = file.read_text(encoding="utf-8")
-            found[file.relative_to(ROOT)] = (code_lines(source), source.count("\n"))
-    return found
+            sizes[file.relative_to(ROOT)] = (code_lines(source), source.count("\n"))
+    return sizes
 
 
 def main() -> int:

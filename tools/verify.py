@@ -8,7 +8,8 @@ variable, or a program. A row with a missing requirement is reported instead of 
     scripts/verify --list            all rows and their requirements
     scripts/verify --require-all     any missing requirement is a failure, as before a release
 
-Exit codes: 0 what ran passed, 1 something failed (or is missing and was asked for), 2 there is no such row.
+Exit codes: 0 every row that ran passed, 1 a row failed (or a requirement of a named row is missing), 2 there is no such
+row.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Result:
 
 
 def _folder(variable: str, *holds: str) -> Callable[[Environment], str]:
-    """A variable that names a folder with those files in it."""
+    """Requires a variable that names a folder with those files in it."""
 
     def lacks(environment: Environment) -> str:
         value = environment.get(variable, "")
@@ -77,7 +78,7 @@ def _folder(variable: str, *holds: str) -> Callable[[Environment], str]:
 
 
 def _python(variable: str, module: str) -> Callable[[Environment], str]:
-    """A variable that names a Python with that package."""
+    """Requires a variable that names a Python with that package."""
 
     def lacks(environment: Environment) -> str:
         value = environment.get(variable, "")
@@ -94,7 +95,7 @@ def _python(variable: str, module: str) -> Callable[[Environment], str]:
 
 
 def _program(*names: str, variable: str = "") -> Callable[[Environment], str]:
-    """A program on the PATH, or the one that a variable names."""
+    """Requires one of these programs on the PATH, or the program that a variable names."""
 
     def lacks(environment: Environment) -> str:
         if value := environment.get(variable, ""):
@@ -111,7 +112,7 @@ def _module(name: str) -> Callable[[Environment], str]:
 
 
 def _engine(variable: str) -> Callable[[Environment], str]:
-    """A variable with the address of a running SGLang; torch recomputes its log-probs."""
+    """Requires a variable with the address of a running SGLang, and a torch that recomputes its log-probs."""
 
     def lacks(environment: Environment) -> str:
         url = environment.get(variable, "")
@@ -146,7 +147,7 @@ def _vision_model(environment: Environment) -> dict[str, str]:
 
 
 def _all(*needs: Callable[[Environment], str]) -> Callable[[Environment], str]:
-    """Returns the first missing requirement."""
+    """Requires all of these; the result names the first missing one."""
     return lambda environment: next((missing for need in needs if (missing := need(environment))), "")
 
 
@@ -281,7 +282,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="adb",
-        needs="adb on the PATH (Debian's package): its server's habits",
+        needs="adb on the PATH (Debian's package): how its server behaves",
         tests=("tests/integration/test_adb_servers.py",),
         lacks=_program("adb"),
     ),
@@ -328,8 +329,8 @@ def read_report(report: Path, exit_code: int) -> tuple[str, str]:
         return "failed", f"pytest ended with {exit_code} and no report"
     count = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
     passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-    bad = [case.get("name", "?") for case in suite.iter("testcase") if {one.tag for one in case} & {"failure", "error"}]
-    reasons = sorted({one.get("message", "") for one in suite.iter("skipped")})
+    bad = [case.get("name", "?") for case in suite.iter("testcase") if {e.tag for e in case} & {"failure", "error"}]
+    reasons = sorted({skip.get("message", "") for skip in suite.iter("skipped")})
     if exit_code not in (0, 5) or bad:
         return (
             "failed",
@@ -343,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the requested rows and prints the table; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW")
-    parser.add_argument("--list", action="store_true", help="say what there is and what each row needs; run nothing")
-    parser.add_argument("--require-all", action="store_true", help="what lacks something is a failure")
+    parser.add_argument("--list", action="store_true", help="list all rows and their requirements; run nothing")
+    parser.add_argument("--require-all", action="store_true", help="any missing requirement is a failure")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 140)
     by_name = {row.name: row for row in ROWS}
@@ -375,7 +376,7 @@ _COLORS = {"passed": "green", "failed": "bold red", "missing": "yellow"}
 
 
 def _table(results: Sequence[Result]) -> Table:
-    table = Table("row", "state", "what came of it", "seconds")
+    table = Table("row", "state", "result", "seconds")
     for result in results:
         seconds = f"{result.seconds:.0f}" if result.seconds else ""
         table.add_row(result.row.name, f"[{_COLORS[result.state]}]{result.state}[/]", result.detail, seconds)

@@ -174,15 +174,15 @@ def workspace(entity: str, project: str, name: str) -> Any:
 
 def _charts(section: Section, panels: Any) -> list[Any]:
     per_line = COLUMNS // PANEL_WIDTH
-    found = []
-    for at, panel in enumerate(section.panels):
+    charts = []
+    for index, panel in enumerate(section.panels):
         place = panels.Layout(
-            x=at % per_line * PANEL_WIDTH, y=at // per_line * PANEL_HEIGHT, w=PANEL_WIDTH, h=PANEL_HEIGHT
+            x=index % per_line * PANEL_WIDTH, y=index // per_line * PANEL_HEIGHT, w=PANEL_WIDTH, h=PANEL_HEIGHT
         )
         pattern = panel.pattern()
         chosen = {"y": list(panel.metrics)} if pattern is None else {"metric_regex": pattern}
-        found.append(panels.LinePlot(title=panel.title, x=STEP, layout=place, **chosen))
-    return found
+        charts.append(panels.LinePlot(title=panel.title, x=STEP, layout=place, **chosen))
+    return charts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

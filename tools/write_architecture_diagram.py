@@ -186,7 +186,8 @@ text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f232
 
 def architecture_svg() -> str:
     """Returns the picture as SVG text; deterministic."""
-    parts = [*(part for box in BOXES.values() for part in _box(box)), *(part for one in ARROWS for part in _arrow(one))]
+    parts = [part for box in BOXES.values() for part in _box(box)]
+    parts += [part for arrow in ARROWS for part in _arrow(arrow)]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="Processes of the rollout buffer">\n<style>{STYLE}</style>\n'
@@ -206,7 +207,7 @@ def _box(box: Box) -> Iterator[str]:
 
 
 def _place_of_module(box: Box, number: int) -> tuple[int, int]:
-    """Wide boxes have two columns of modules; flat ones have them to the right of the title."""
+    """Returns where a module stands: wide boxes have two columns of modules, flat ones have them beside the title."""
     if box.height < 80:
         return box.x + box.width // 2 + 72, box.y + 22
     columns = 2 if box.width > 300 else 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "command_line.md"
 SHARED_BY = 2
-"""An option that stands word for word in so many commands is described once, at the end."""
+"""An option with the same text in at least so many commands is described once, at the end."""
 
 
 def command_line_docs() -> str:
@@ -45,13 +45,13 @@ def _without_options(page: str, command: str, package: str) -> str:
     """Returns the page without the options of another package's command: its ``--help`` lists them."""
     opening, heading, rest = page.partition(f"## `rollout-buffer {command}`\n")
     section, next_heading, later = rest.partition("\n## ")
-    kept = re.sub(r"^\* .*\n?", "", section, flags=re.MULTILINE).rstrip()
+    section = re.sub(r"^\* .*\n?", "", section, flags=re.MULTILINE).rstrip()
     options = f"Part of `{package}`; `rollout-buffer {command} --help` lists its options."
-    return f"{opening}{heading}{kept}\n\n{options}\n{next_heading}{later}"
+    return f"{opening}{heading}{section}\n\n{options}\n{next_heading}{later}"
 
 
 def _without(shared: list[str], lines: list[str]) -> Iterator[str]:
-    """The lines; in each list the shared options are one last entry of their names."""
+    """Yields the lines; each list ends with one entry that names its shared options."""
     for is_list, block in groupby(lines, key=lambda line: line.startswith("* ")):
         entries = list(block)
         yield from (line for line in entries if line not in shared and "`--help`" not in line)

@@ -213,25 +213,25 @@ def _choice(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def _panels() -> list[dict[str, Any]]:
-    """Arranges the panels from left to right, row by row."""
-    found: list[dict[str, Any]] = []
+    """Returns the panels as Grafana draws them, arranged from left to right, row by row."""
+    drawn: list[dict[str, Any]] = []
     y = 0
     for title, panels in ROWS:
         place = {"x": 0, "y": y, "w": COLUMNS, "h": ROW_HEIGHT}
-        row = {"id": len(found) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
-        found.append(row)
+        row = {"id": len(drawn) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": place, "panels": []}
+        drawn.append(row)
         y += ROW_HEIGHT
         x = line_height = 0
         for panel in panels:
             if x + panel.width > COLUMNS:
                 x, y, line_height = 0, y + line_height, 0
-            found.append(_drawn(panel, len(found) + 1, x, y))
+            drawn.append(_panel(panel, len(drawn) + 1, x, y))
             x, line_height = x + panel.width, max(line_height, panel.height)
         y += line_height
-    return found
+    return drawn
 
 
-def _drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
+def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     custom: dict[str, Any] = {}
     options: dict[str, Any] = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
     if panel.kind == "timeseries":
@@ -249,8 +249,8 @@ def _drawn(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom}, "overrides": []},
         "options": options,
         "targets": [
-            {"refId": chr(ord("A") + at), "datasource": SOURCE, "expr": expression, "legendFormat": legend}
-            for at, (expression, legend) in enumerate(panel.queries)
+            {"refId": chr(ord("A") + index), "datasource": SOURCE, "expr": expression, "legendFormat": legend}
+            for index, (expression, legend) in enumerate(panel.queries)
         ],
     }
 

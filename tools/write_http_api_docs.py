@@ -94,7 +94,7 @@ Prometheus 2.42 answered every expression of the file and of the table above; th
 
 
 FILTERS = tuple(TrajectoryFilters.model_fields)
-"""Of trajectories; several routes take them."""
+"""Query parameters that select trajectories; several routes take them, and the page lists them once."""
 SENT = ("StartPayload", "PollPayload", "WrittenItemBody")
 """Records that people write by hand or in their programs; the page shows their fields."""
 
@@ -187,10 +187,10 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> str:
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
-    found = {key: f"{schema[key]:g}" for key in signs if key in schema and abs(schema[key]) < 1e6}
-    if found.keys() == {"minimum", "maximum"}:
-        return f" {found['minimum']}–{found['maximum']}"
-    return f" {', '.join(f'{signs[key]} {bound}' for key, bound in found.items())}" if found else ""
+    bounds = {key: f"{schema[key]:g}" for key in signs if key in schema and abs(schema[key]) < 1e6}
+    if bounds.keys() == {"minimum", "maximum"}:
+        return f" {bounds['minimum']}–{bounds['maximum']}"
+    return f" {', '.join(f'{signs[key]} {bound}' for key, bound in bounds.items())}" if bounds else ""
 
 
 PAGES = {"http_api.md": http_api_page, "metrics.md": metrics_page}

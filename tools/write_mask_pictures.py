@@ -35,8 +35,8 @@ class Strip:
     loss_mask: Sequence[int]
 
 
-class Studio:
-    """Common tools of the pictures: a tokenizer, its chat template, the mask generator."""
+class MaskTools:
+    """What all pictures need: a tokenizer, its chat template, the mask generator."""
 
     def __init__(self) -> None:
         from transformers import AutoTokenizer
@@ -46,14 +46,14 @@ class Studio:
         self.masks = MultiTurnLossMaskGenerator(self.tokenizer, tokenizer_type="qwen")
 
     def sampled(self, prompt_ids: Sequence[int], text: str, *, ended: bool = True) -> Generation:
-        """A turn as an engine returns it, with its end-of-turn token unless it was cut."""
+        """Returns a turn as an engine returns it, with its end-of-turn token unless it was cut."""
         ids = self.tokenizer.encode(text + ("<|im_end|>" if ended else ""), add_special_tokens=False)
         return Generation(
             prompt_ids=tuple(prompt_ids), output_ids=tuple(ids), finish_reason="stop" if ended else "length"
         )
 
     def after(self, generation: Generation, message: Mapping[str, Any]) -> list[int]:
-        """The next prompt of a conversation that only grows."""
+        """Returns the next prompt of a conversation that only grows."""
         closed = self.chat.is_closed(generation.output_ids)
         return [
             *generation.prompt_ids,
@@ -62,30 +62,30 @@ class Studio:
         ]
 
 
-def _conversation(studio: Studio) -> list[Strip]:
+def _conversation(tools: MaskTools) -> list[Strip]:
     messages = [QUESTION, {"role": "assistant", "content": CALL}, RESULT, {"role": "assistant", "content": ANSWER}]
-    ids, mask = studio.masks.get_loss_mask(messages)
+    ids, mask = tools.masks.get_loss_mask(messages)
     return [Strip(caption="One conversation of two turns, rebuilt from its messages", token_ids=ids, loss_mask=mask)]
 
 
-def _growing(studio: Studio) -> list[Strip]:
-    first = studio.sampled(studio.chat.prompt([QUESTION]), CALL)
-    second = studio.sampled(studio.after(first, RESULT), ANSWER)
+def _growing(tools: MaskTools) -> list[Strip]:
+    first = tools.sampled(tools.chat.prompt([QUESTION]), CALL)
+    second = tools.sampled(tools.after(first, RESULT), ANSWER)
     return [*_rows("Two generations; the second prompt continues the first", [first, second])]
 
 
-def _edited(studio: Studio) -> list[Strip]:
+def _edited(tools: MaskTools) -> list[Strip]:
     notes = {"role": "user", "content": "Read the page."}
-    first = studio.sampled(studio.chat.prompt([notes]), "It says 345.")
-    second = studio.sampled(studio.after(first, {"role": "user", "content": "Forget it."}), "deleteContext(0)")
+    first = tools.sampled(tools.chat.prompt([notes]), "It says 345.")
+    second = tools.sampled(tools.after(first, {"role": "user", "content": "Forget it."}), "deleteContext(0)")
     view = [{"role": "user", "content": "(deleted)"}, {"role": "assistant", "content": "It says 345."}, QUESTION]
-    third = studio.sampled(studio.chat.prompt(view), ANSWER)
+    third = tools.sampled(tools.chat.prompt(view), ANSWER)
     return [*_rows("three generations, an edit before the third", [first, second, third])]
 
 
-def _cut(studio: Studio) -> list[Strip]:
-    generation = studio.sampled(studio.chat.prompt([QUESTION]), "I think that", ended=False)
-    ids, mask = studio.masks.get_loss_mask([QUESTION, {"role": "assistant", "content": "I think that"}])
+def _cut(tools: MaskTools) -> list[Strip]:
+    generation = tools.sampled(tools.chat.prompt([QUESTION]), "I think that", ended=False)
+    ids, mask = tools.masks.get_loss_mask([QUESTION, {"role": "assistant", "content": "I think that"}])
     return [
         *_rows("A turn cut by its token limit, from its generation", [generation]),
         Strip(
@@ -103,7 +103,7 @@ def _rows(caption: str, generations: Sequence[Generation]) -> Iterator[Strip]:
         yield Strip(caption=f"{which}{caption}", token_ids=row.token_ids, loss_mask=row.loss_mask)
 
 
-PICTURES: Mapping[str, Callable[[Studio], list[Strip]]] = {
+PICTURES: Mapping[str, Callable[[MaskTools], list[Strip]]] = {
     "mask_conversation.svg": _conversation,
     "mask_growing.svg": _growing,
     "mask_edited.svg": _edited,
@@ -123,9 +123,9 @@ STYLE = """
 """
 
 
-def strips_of(name: str, studio: Studio) -> list[Strip]:
+def strips_of(name: str, tools: MaskTools) -> list[Strip]:
     """Returns the sequences of a picture."""
-    return PICTURES[name](studio)
+    return PICTURES[name](tools)
 
 
 def picture_svg(strips: Sequence[Strip], decode: Callable[[list[int]], str]) -> str:
@@ -180,10 +180,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when one is out of date")
     check = parser.parse_args().check
-    studio = Studio()
+    tools = MaskTools()
     stale = []
     for name in PICTURES:
-        wanted, path = picture_svg(strips_of(name, studio), studio.tokenizer.decode), FOLDER / name
+        wanted, path = picture_svg(strips_of(name, tools), tools.tokenizer.decode), FOLDER / name
         if check and (not path.exists() or path.read_text(encoding="utf-8") != wanted):
             stale.append(name)
         elif not check:

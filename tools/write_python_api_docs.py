@@ -13,40 +13,39 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import slime_plugins.rollout_buffer as face
+import slime_plugins.rollout_buffer as package
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "python_api.md"
 BEGIN, END = "<!-- tables: python tools/write_python_api_docs.py -->\n", "<!-- end of the tables -->\n"
 CALLED = ("RolloutBufferClient", "RolloutFeed")
 """Classes whose methods have a table of their own."""
-ROLES = re.compile(r"``(.+?)``")
+LITERAL = re.compile(r"``(.+?)``")
 
 
 def tables() -> str:
     """Returns a table of every public name, and one of the methods of each class that programs call."""
-    names = "".join(f"| `{name}` | {promise(getattr(face, name))} |\n" for name in face.__all__)
+    names = "".join(f"| `{name}` | {promise(getattr(package, name))} |\n" for name in package.__all__)
     parts = [f"\n| name | what it is |\n|---|---|\n{names}"]
     for name in CALLED:
-        rows = "".join(f"| `{call}` | {said} |\n" for call, said in methods_of(getattr(face, name)))
+        rows = "".join(f"| `{call}` | {sentence} |\n" for call, sentence in methods_of(getattr(package, name)))
         parts.append(f"\n## {name}\n\n| call | what it does |\n|---|---|\n{rows}")
     return "".join(parts) + "\n"
 
 
 def methods_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
-    """Each public method with its parameters and their defaults, and the first sentence of its docstring."""
+    """Yields each public method with its parameters and their defaults, and the first sentence of its docstring."""
     for name, member in inspect.getmembers(kind, callable):
         if not name.startswith("_"):
-            parameters = [one for one in inspect.signature(member).parameters.values() if one.name != "self"]
-            plain = [one.replace(annotation=one.empty) for one in parameters]
-            call = str(inspect.Signature(plain))
-            yield f"{name}{call}", promise(member)
+            parameters = inspect.signature(member).parameters.values()
+            plain = [each.replace(annotation=each.empty) for each in parameters if each.name != "self"]
+            yield f"{name}{inspect.Signature(plain)}", promise(member)
 
 
 def promise(thing: Any) -> str:
-    """The first sentence of a docstring, on one line, as Markdown."""
+    """Returns the first sentence of a docstring, on one line, as Markdown."""
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
     text = re.split(r"(?<=\.) (?=[A-Z`])", text)[0]
-    return ROLES.sub(r"`\1`", text).replace("|", "\\|")
+    return LITERAL.sub(r"`\1`", text).replace("|", "\\|")
 
 
 def page() -> str:

@@ -4,8 +4,8 @@
 #     MASTER_ADDR=10.0.0.1 examples/android_world/multi_node_ray_start.sh 10.0.0.2 10.0.0.3     # --dry-run prints the commands
 #
 # Afterwards: SLIME_SCRIPT_EXTERNAL_RAY=1 SLIME_SCRIPT_NUM_NODES=3 examples/android_world/run_android_world.sh
-# Nodes that are not named are read from the file HOSTFILE (/root/mpi_rack_hostfile), the first word of each line.
-# MASTER_ADDR: the address under which they reach this one (that of its network). SLIME_SCRIPT_NUM_GPUS: GPUs of each node
+# If none are named, the nodes are read from the file HOSTFILE (/root/mpi_rack_hostfile), the first word of each line.
+# MASTER_ADDR: the address under which they reach this node (its network's). SLIME_SCRIPT_NUM_GPUS: GPUs of each node
 # (8). RAY_PORT: the head's port (6379). Ray must be on each node's PATH, in the same version; the workers' shell gets
 # no other environment.
 set -euo pipefail

@@ -39,8 +39,8 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=30) as response:
-        answered: dict[str, Any] = json.loads(response.read())
-        return answered
+        reply: dict[str, Any] = json.loads(response.read())
+        return reply
 
 
 async def play(session: dict[str, Any], *, streamed: bool) -> str:

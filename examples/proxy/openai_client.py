@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 
 
 def play(session: dict[str, Any]) -> str:
-    """Asks, questions the answer once, and returns the second one."""
+    """Asks the question, asks once more whether the answer is right, and returns the second answer."""
     client = openai.OpenAI(base_url=session["base_url"], api_key=session["api_key"])
     messages: list[Any] = [{"role": "user", "content": session["instance"]["question"]}]
     answer = ""
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     buffer = RolloutBufferClient(options.buffer)
     job_id = start_job(buffer, options.engine, options.tokenizer)
-    for _ in range(12):
+    for _ in range(12):  # the slots of three sums
         session = requests.post(f"{options.gateway}/sessions", json={"job_id": job_id}, timeout=30).json()
         reward = reward_of(session, play(session))
         close = f"{options.gateway}/sessions/{session['session_id']}/close"

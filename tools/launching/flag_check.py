@@ -37,19 +37,19 @@ def findings(arguments: Sequence[str]) -> dict[str, list[str]]:
         ImportError: slime, Megatron or SGLang cannot be imported.
         SystemExit: a parser refuses a value.
     """
-    left: list[list[str]] = []
+    rests: list[list[str]] = []
     parse = argparse.ArgumentParser.parse_known_args
 
-    def listening(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
-        namespace, rest = parse(parser, *given, **named)
-        left.append(rest)
+    def recording_parse(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        namespace, rest = parse(parser, *args, **kwargs)
+        rests.append(rest)
         if KNOWN_BY_THE_LAST_PARSER in parser._option_string_actions:
             raise _ParsedError(namespace)
         return namespace, rest
 
     module = importlib.import_module("slime.utils.arguments")
     sys.argv = ["train.py", *arguments]
-    argparse.ArgumentParser.parse_known_args = listening  # type: ignore[assignment,method-assign]  # records flags
+    argparse.ArgumentParser.parse_known_args = recording_parse  # type: ignore[assignment,method-assign]  # records flags
     refused: list[str] = []
     try:
         module.parse_args()
@@ -57,8 +57,8 @@ def findings(arguments: Sequence[str]) -> dict[str, list[str]]:
         refused = refusals(stopped.parsed)
     finally:
         argparse.ArgumentParser.parse_known_args = parse  # type: ignore[method-assign]
-    taken_by_none = set.intersection(*(set(rest) for rest in left)) if left else set()
-    unknown = [word for word in arguments if word.startswith("--") and word in taken_by_none]
+    left_by_all = set.intersection(*map(set, rests)) if rests else set()
+    unknown = [word for word in arguments if word.startswith("--") and word in left_by_all]
     return {"unknown": unknown, "refused": refused}
 
 
@@ -70,10 +70,9 @@ def refusals(args: argparse.Namespace) -> list[str]:
         yaml = importlib.import_module("yaml")
         with open(path, encoding="utf-8") as file:
             vars(args).update(yaml.safe_load(file) or {})
-    found: list[str] = importlib.import_module(CHECKS).refusals(args)
-    return found
+    reasons: list[str] = importlib.import_module(CHECKS).refusals(args)
+    return reasons
 
 
 if __name__ == "__main__":
-    found = findings(json.load(sys.stdin))
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(findings(json.load(sys.stdin))) + "\n")

@@ -121,10 +121,10 @@ def math_model(model: str) -> MathModel:
     Raises:
         LaunchError: the model is unknown.
     """
-    found = MATH_MODELS.get(model)
-    if found is None:
+    entry = MATH_MODELS.get(model)
+    if entry is None:
         raise LaunchError(f"the model {model!r} is not supported; supported are {', '.join(MATH_MODELS)}")
-    return found
+    return entry
 
 
 def vision_model(model: str) -> VisionModel:
@@ -133,10 +133,10 @@ def vision_model(model: str) -> VisionModel:
     Raises:
         LaunchError: the model is unknown.
     """
-    found = VISION_MODELS.get(model)
-    if found is None:
+    entry = VISION_MODELS.get(model)
+    if entry is None:
         raise LaunchError(f"the model {model!r} is not supported; supported are {', '.join(VISION_MODELS)}")
-    return found
+    return entry
 
 
 def shape_of(kind: Kind, model: str) -> str:
@@ -154,22 +154,22 @@ def backends_of(slime: Path) -> tuple[str, ...]:
     Raises:
         LaunchError: it is no slime checkout.
     """
-    found = re.search(r'"--train-backend"[^)]*?choices=\[([^\]]*)\]', _arguments_of(slime))
-    return tuple(sorted(re.findall(r"[\w-]+", found.group(1)))) if found is not None else ("megatron",)
+    choices = re.search(r'"--train-backend"[^)]*?choices=\[([^\]]*)\]', _arguments_of(slime))
+    return tuple(sorted(re.findall(r"[\w-]+", choices.group(1)))) if choices is not None else ("megatron",)
 
 
-def backend_of(slime: Path, asked: str | None) -> str:
+def backend_of(slime: Path, requested: str | None) -> str:
     """Returns the requested backend, or the first of fsdp and megatron that this slime has.
 
     Raises:
         LaunchError: this slime has no such backend, or is no checkout.
     """
-    if asked not in (None, "", "fsdp", "megatron"):
-        raise LaunchError(f"SLIME_SCRIPT_TRAIN_BACKEND is {asked!r}: must be fsdp or megatron")
-    known = backends_of(slime)
-    if asked and asked not in known:
-        raise LaunchError(f"this slime has no backend {asked}: it has {', '.join(known)}")
-    return asked or next(name for name in ("fsdp", "megatron") if name in known)
+    if requested not in (None, "", "fsdp", "megatron"):
+        raise LaunchError(f"SLIME_SCRIPT_TRAIN_BACKEND is {requested!r}: must be fsdp or megatron")
+    backends = backends_of(slime)
+    if requested and requested not in backends:
+        raise LaunchError(f"this slime has no backend {requested}: it has {', '.join(backends)}")
+    return requested or next(name for name in ("fsdp", "megatron") if name in backends)
 
 
 def has_flag(slime: Path, flag: str) -> bool:

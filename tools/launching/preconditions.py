@@ -26,8 +26,9 @@ from tools.launching.steps import obstacles, repository_of
 from tools.launching.train_arguments import train_arguments
 
 LINES_LOOKED_AT = 1000
-ANSWER_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 FREE_GPU_MB = 2048
+"""A GPU counts as free while less memory than this is used."""
 RAY_DASHBOARD = ("127.0.0.1", 8265)
 FLAG_CHECK = Path(__file__).with_name("flag_check.py")
 TRY_RAY = (
@@ -62,7 +63,7 @@ def missing(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
     model.
     """
     return [
-        sentence for _, found in checked_preconditions(settings, extra, only_train=only_train) for sentence in found
+        problem for _, problems in checked_preconditions(settings, extra, only_train=only_train) for problem in problems
     ]
 
 
@@ -73,11 +74,11 @@ def checked_preconditions(
 
     A package that several checks miss is a problem of the first of them.
     """
-    named: set[str] = set()
-    for name, found in _preconditions(settings, extra, only_train=only_train):
-        lacking = {sentence: re.findall(r"No module named '[^']+'", sentence) for sentence in found}
-        yield name, [sentence for sentence, packages in lacking.items() if not packages or packages[0] not in named]
-        named.update(package for packages in lacking.values() for package in packages)
+    reported: set[str] = set()
+    for name, problems in _preconditions(settings, extra, only_train=only_train):
+        packages_of = {problem: re.findall(r"No module named '[^']+'", problem) for problem in problems}
+        yield name, [each for each, packages in packages_of.items() if not packages or packages[0] not in reported]
+        reported.update(package for packages in packages_of.values() for package in packages)
 
 
 def _preconditions(
@@ -122,8 +123,8 @@ def _problem_of(line: str, settings: LaunchSettings) -> str | None:
         return None
     if value.get("instance_id") in (None, ""):
         program = ROOT / "slime_plugins/rollout_buffer/tools/assign_instance_id.py"
-        given = shlex.join(["python", str(program), "--input_path", str(settings.task_data)])
-        return f"has no instance_id: {given} writes a file with one on every line"
+        command = shlex.join(["python", str(program), "--input_path", str(settings.task_data)])
+        return f"has no instance_id: {command} writes a file with one on every line"
     if settings.kind.is_android:
         return None
     if not value.get("prompt"):
@@ -174,13 +175,13 @@ def _converted(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _megatron(settings: LaunchSettings) -> Iterator[str]:
-    there = (settings.megatron / "megatron").is_dir() or importlib.util.find_spec("megatron") is not None
-    if settings.backend == "megatron" and not there:
+    is_installed = (settings.megatron / "megatron").is_dir() or importlib.util.find_spec("megatron") is not None
+    if settings.backend == "megatron" and not is_installed:
         yield f"there is no Megatron in {settings.megatron}: name its folder in SLIME_SCRIPT_MEGATRON_DIR"
 
 
 def _buffer(settings: LaunchSettings) -> Iterator[str]:
-    """Checks that this checkout holds the whole overlay, and that the buffer can run where it is served here."""
+    """Checks that this checkout holds the whole overlay, and, if this run serves the buffer, that this Python can."""
     if not (ROOT / "slime_plugins/rollout_buffer/server").is_dir():
         yield (
             "this checkout holds the trainer's end alone (install_into_slime --trainer-only): name the buffer that "
@@ -218,7 +219,7 @@ def _buffer_elsewhere(settings: LaunchSettings) -> Iterator[str]:
     if settings.buffer_token:
         request.add_header("Authorization", f"Bearer {settings.buffer_token}")
     try:
-        with urllib.request.urlopen(request, timeout=ANSWER_S):
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S):
             return
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
@@ -249,7 +250,7 @@ def _gpus(settings: LaunchSettings) -> Iterator[str]:
     """Counts this host's GPUs, and the free ones."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         yield "nvidia-smi does not answer: this host has no visible GPU"
         return
@@ -278,7 +279,8 @@ def _farm(settings: LaunchSettings) -> Iterator[str]:
 
 
 def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
-    """Lets slime's own parsers parse the arguments: unknown flags are ignored silently, refused ones said very late."""
+    """Lets slime's own parsers parse the arguments. A training itself ignores unknown flags, and refuses others only
+    when the GPUs are loaded."""
     words = [*train_arguments(settings), *extra]
     path = f"{settings.slime}:{settings.megatron}"
     done = subprocess.run(
@@ -291,13 +293,13 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
         check=False,
     )
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        last = _last_line(done.stderr)
         yield f"slime's parsers cannot read the arguments in {sys.executable} ({last}): run this in slime's environment"
         return
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found["unknown"]:
-        yield f"this slime ignores the unknown flags {', '.join(found['unknown'])}: remove or correct them"
-    yield from found["refused"]
+    findings = json.loads(done.stdout.splitlines()[-1])
+    if findings["unknown"]:
+        yield f"this slime ignores the unknown flags {', '.join(findings['unknown'])}: remove or correct them"
+    yield from findings["refused"]
 
 
 def _overrides(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
@@ -330,14 +332,14 @@ def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
     done = subprocess.run([sys.executable, "-c", TRY_RAY], capture_output=True, text=True, check=False)
     words = done.stdout.split()
     if done.returncode != 0 or not words:
-        yield f"this Python cannot join the Ray that runs ({_last_line(done.stderr)}): both need one Ray and one Python"
+        yield f"this Python cannot join the Ray that runs ({_last_line(done.stderr)}): Ray and Python must match"
     elif float(words[-1]) < wanted:
         yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, but {wanted} are needed: other jobs use the rest"
 
 
 def _answers(host: str, port: int) -> bool:
     try:
-        with socket.create_connection((host, port), timeout=ANSWER_S):
+        with socket.create_connection((host, port), timeout=ANSWER_TIMEOUT_S):
             return True
     except OSError:
         return False

@@ -29,6 +29,8 @@ IS_OVERLAY = not (ROOT / "tools" / "install_into_slime.py").exists()
 HF_MODELS, MEGATRON_MODELS = Path("~/hf_models"), Path("~/megatron_model")
 MATH_DATA = Path("~/dapo-math-17k/dapo-math-17k_instance_id.jsonl")
 """Paths of models, converted models and problems in slime's guide to agent rollouts."""
+DEVICE_VARIABLES = "ROLLOUT_BUFFER_ANDROID_WORLD__"
+"""Prefix of the variables that override single keys of the device pool's file."""
 MIN_TOKEN = 16
 """Minimum token length of ``rollout-buffer serve``, checked here before anything is started."""
 
@@ -82,9 +84,11 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Farm:
-    """Settings of a launch from the device pool's file. ``device`` None: the file names none."""
+    """Settings of a launch from the device pool's file and ``variables``, which override it. ``device`` None: neither
+    names a device."""
 
     path: Path
+    variables: Mapping[str, str]
     device: str | None
     num_workers: int
     max_context_len: int
@@ -157,8 +161,8 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
     """
     values = {name: environment.get(name) or default for name, (default, _) in VARIABLES.items()}
     slime = _slime(environment.get("SLIME_DIR"))
-    asked = environment.get("SLIME_SCRIPT_TRAIN_BACKEND")
-    nodes = _number("SLIME_SCRIPT_NUM_NODES", _nodes(kind, environment, values))
+    default_nodes = "2" if kind is Kind.ANDROID_WORLD_OPT else VARIABLES["SLIME_SCRIPT_NUM_NODES"][0]
+    nodes = _number("SLIME_SCRIPT_NUM_NODES", environment.get("SLIME_SCRIPT_NUM_NODES") or default_nodes)
     settings = LaunchSettings(
         kind=kind,
         slime=slime,
@@ -168,7 +172,7 @@ def read_settings(kind: Kind, environment: Mapping[str, str]) -> LaunchSettings:
         save=_path(values["SLIME_SCRIPT_SAVE_DIR"]),
         nodes=nodes,
         gpus=_number("SLIME_SCRIPT_NUM_GPUS", values["SLIME_SCRIPT_NUM_GPUS"]),
-        backend=backend_of(slime, asked),
+        backend=backend_of(slime, environment.get("SLIME_SCRIPT_TRAIN_BACKEND")),
         task_data=_task_data(kind, environment.get("SLIME_SCRIPT_TASK_DATA")),
         external_ray=_switch("SLIME_SCRIPT_EXTERNAL_RAY", values["SLIME_SCRIPT_EXTERNAL_RAY"]),
         colocate=_switch("SLIME_SCRIPT_COLOCATE", values["SLIME_SCRIPT_COLOCATE"]),
@@ -237,17 +241,17 @@ def _master(given: str | None, nodes: int) -> str:
     """
     if nodes == 1:
         return given or VARIABLES["MASTER_ADDR"][0]
-    found = given or own_address()
-    if found is None:
+    address = given or own_address()
+    if address is None:
         raise LaunchError(
             "this host has no address in a network: say in MASTER_ADDR under which address the other nodes reach it"
         )
-    if is_loopback(found):
+    if is_loopback(address):
         raise LaunchError(
-            f"MASTER_ADDR is {found}, which each of the {nodes} nodes takes for itself: say the address under which "
+            f"MASTER_ADDR is {address}, which each of the {nodes} nodes takes for itself: say the address under which "
             "the others reach this one"
         )
-    return found
+    return address
 
 
 def own_address() -> str | None:
@@ -281,20 +285,27 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
             raise LaunchError(f"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG is {path}: it cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise LaunchError(f"{path} is no list of `key: value` lines")
+    variables = {name: text for name, text in environment.items() if name.startswith(DEVICE_VARIABLES)}
+    if kind.is_android:
+        content |= {name.removeprefix(DEVICE_VARIABLES).lower(): text for name, text in variables.items()}
+
+    def number(key: str, default: int) -> int:
+        # The generator accepts 12.0 for 12.
+        return _number(f"{key} of {path} or its variable", str(content.get(key, default)).removesuffix(".0"))
+
     return Farm(
         path=path,
+        variables=variables,
         device=content.get("device"),
-        # The generator accepts 12.0 for 12.
-        num_workers=_number(f"num_workers of {path}", str(content.get("num_workers", 64)).removesuffix(".0")),
-        max_context_len=_number(
-            f"max_context_len of {path}", str(content.get("max_context_len", 16384)).removesuffix(".0")
-        ),
+        num_workers=number("num_workers", 64),
+        max_context_len=number("max_context_len", 16384),
         simulated=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
     )
 
 
 def _with_token(settings: LaunchSettings) -> LaunchSettings:
-    """Creates a token for a reachable buffer without one; it is stored in the run's folder."""
+    """Creates a token for a reachable buffer without one, or reads the one in the run's folder; a step of the run
+    writes a new token there."""
     if not settings.serves_buffer or is_loopback(settings.master) or settings.buffer_token_file is not None:
         return settings
     file = settings.run_path / "buffer_token"
@@ -313,12 +324,6 @@ def _share(name: str, value: str) -> float | None:
     if not 0 <= number <= 1:
         raise LaunchError(f"{name} is {value!r}; use a number from 0 to 1")
     return number
-
-
-def _nodes(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str]) -> str:
-    if kind is Kind.ANDROID_WORLD_OPT and not environment.get("SLIME_SCRIPT_NUM_NODES"):
-        return "2"
-    return values["SLIME_SCRIPT_NUM_NODES"]
 
 
 def _task_data(kind: Kind, given: str | None) -> Path:

@@ -31,7 +31,7 @@ from tools.launching.models import (
     trains_qwen3_vl,
     vision_model,
 )
-from tools.launching.settings import ROOT, LaunchSettings
+from tools.launching.settings import DEVICE_VARIABLES, ROOT, LaunchSettings
 from tools.launching.train_arguments import config_path, custom_config, train_arguments
 
 HEALTH_TIMEOUT_S = 60.0
@@ -62,7 +62,7 @@ class Step:
 def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[Step]:
     """Returns every step of a run in order: clean up, overlay, Ray, model, buffer, training."""
     config = yaml.safe_dump(custom_config(settings), sort_keys=False)
-    wanted = [*_overlay(settings), Step(title="what slime has no flag for", writes=(config_path(settings), config))]
+    wanted = [*_overlay(settings), Step(title="write settings without a flag", writes=(config_path(settings), config))]
     if not only_train:
         wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
     if settings.serves_buffer:
@@ -74,14 +74,14 @@ def obstacles(settings: LaunchSettings) -> list[str]:
     """Returns reasons why this run would fail on this slime."""
     if not settings.kind.is_android:
         return []
-    found = [*_model_obstacles(settings), *_row_obstacles(settings)]
+    reasons = [*_model_obstacles(settings), *_row_obstacles(settings)]
     if settings.farm.device == "simulated" and not settings.farm.simulated and not settings.external_buffer:
-        found.append(
-            f"{settings.farm.path} has device: simulated, and a real model would be trained on simulated phones: "
-            "name the file of a farm in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set SLIME_SCRIPT_SIMULATED_PHONES=1 if "
-            "that is meant"
+        reasons.append(
+            f"{settings.farm.path} or its variable has device: simulated: a real model would be trained on simulated "
+            "phones. Name the file of a farm in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set "
+            "SLIME_SCRIPT_SIMULATED_PHONES=1 if that is meant"
         )
-    return found
+    return reasons
 
 
 def _model_obstacles(settings: LaunchSettings) -> list[str]:
@@ -223,10 +223,10 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
         variables["WANDB_API_KEY"] = settings.wandb_key
     if settings.kind.is_android and settings.without_buffer:
         # A running Ray does not have this environment.
-        variables["ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG"] = str(settings.farm.path)
+        variables |= {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(settings.farm.path), **settings.farm.variables}
         if settings.farm.simulated:
-            prefix = "ROLLOUT_BUFFER_ANDROID_WORLD__"
-            variables |= {prefix + key.upper().replace(".", "__"): value for key, value in SIMULATED.items()}
+            simulated = {key.upper().replace(".", "__"): value for key, value in SIMULATED.items()}
+            variables |= {DEVICE_VARIABLES + key: value for key, value in simulated.items()}
     program = settings.slime / ("train.py" if settings.colocate else "train_async.py")
     submit = ["ray", "job", "submit", "--address", "http://127.0.0.1:8265"]
     submit += ["--runtime-env-json", json.dumps({"env_vars": variables}), "--"]
@@ -241,8 +241,8 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
     if settings.backend != "megatron":
         return list(train)
     script = settings.slime / "scripts" / "models" / f"{shape_of(settings.kind, settings.model)}.sh"
-    cut = next(at for at, word in enumerate(train) if word.startswith("--"))
-    head, tail = shlex.join(train[:cut]), shlex.join([*_other_rotary_base(settings), *train[cut:]])
+    first_flag = next(index for index, word in enumerate(train) if word.startswith("--"))
+    head, tail = shlex.join(train[:first_flag]), shlex.join([*_other_rotary_base(settings), *train[first_flag:]])
     line = f'source {shlex.quote(str(script))} && {_vision_tower(settings)}exec {head} "${{MODEL_ARGS[@]}}" {tail}'
     return ["bash", "-c", line]
 
@@ -259,8 +259,8 @@ NATIVE_SPEC = ("slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider
 
 def _other_rotary_base(settings: LaunchSettings) -> list[str]:
     """Returns arguments after slime's shape of the model, which override it."""
-    known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
-    return [] if known.rotary_base is None else ["--rotary-base", str(known.rotary_base)]
+    model = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
+    return [] if model.rotary_base is None else ["--rotary-base", str(model.rotary_base)]
 
 
 def run(steps: Sequence[Step]) -> int:
@@ -272,10 +272,10 @@ def run(steps: Sequence[Step]) -> int:
     background: list[subprocess.Popen[bytes]] = []
     code = 0
     try:
-        for at, step in enumerate(steps):
+        for number, step in enumerate(steps, start=1):
             logging.info("%s", step.title)
             code = _do(step, background)
-            if code != 0 and at < len(steps) - 1:
+            if code != 0 and number < len(steps):
                 raise LaunchError(f"could not {step.title}: {step.command[0]} exited with {code}")
     finally:
         for process in background:

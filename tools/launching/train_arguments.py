@@ -39,8 +39,8 @@ def custom_config(settings: LaunchSettings) -> dict[str, Any]:
 
 
 def _turn_discount(settings: LaunchSettings) -> dict[str, Any]:
-    given = settings.turn_discount
-    return {} if given is None else {"rollout_buffer_turn_discount": given}
+    discount = settings.turn_discount
+    return {} if discount is None else {"rollout_buffer_turn_discount": discount}
 
 
 def _android_config(settings: LaunchSettings) -> dict[str, Any]:
@@ -87,8 +87,8 @@ def _rollout_arguments(settings: LaunchSettings) -> list[str]:
 
 
 def _loss_mask_type(settings: LaunchSettings) -> str:
-    known = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
-    return known.loss_mask_type
+    model = vision_model(settings.model) if settings.kind.is_android else math_model(settings.model)
+    return model.loss_mask_type
 
 
 def _evaluation_arguments(settings: LaunchSettings) -> list[str]:
@@ -135,7 +135,7 @@ def _device_arguments(settings: LaunchSettings) -> list[str]:
 
 
 def shares(settings: LaunchSettings) -> tuple[int, int, int]:
-    """Returns the trainer's nodes, its GPUs on each of them, and the engines' GPUs, of a run that shares none."""
+    """Returns the trainer's nodes, its GPUs on each of them, and the engines' GPUs, of a run without shared GPUs."""
     nodes, gpus = settings.nodes, settings.gpus
     if nodes > 1:
         return nodes // 2, gpus, (nodes - nodes // 2) * gpus
@@ -144,9 +144,9 @@ def shares(settings: LaunchSettings) -> tuple[int, int, int]:
 
 def _engine_arguments(settings: LaunchSettings, gpus: int) -> list[str]:
     model = vision_model(settings.model) if settings.kind.is_android else None
-    each = 1 if model is None else min(model.engine_gpus, gpus)
-    experts = ["--sglang-ep-size", str(each)] if model is not None and model.experts else []
-    return ["--rollout-num-gpus-per-engine", str(each), "--sglang-mem-fraction-static", "0.6", *experts]
+    per_engine = 1 if model is None else min(model.engine_gpus, gpus)
+    experts = ["--sglang-ep-size", str(per_engine)] if model is not None and model.experts else []
+    return ["--rollout-num-gpus-per-engine", str(per_engine), "--sglang-mem-fraction-static", "0.6", *experts]
 
 
 def _backend_arguments(settings: LaunchSettings) -> list[str]:

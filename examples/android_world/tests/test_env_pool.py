@@ -26,19 +26,19 @@ async def main() -> int:
     pool = AndroidWorldEnvPool(Namespace())
     device = await pool.acquire()
     logging.info("lent     %s", device.device_id)
-    seen = await device.reset(TASK, 0)
-    logging.info("task     %s", seen.goal)
+    observation = await device.reset(TASK, 0)
+    logging.info("task     %s", observation.goal)
     for arguments in ('{"action": "open", "text": "Settings"}', '{"action": "system_button", "button": "Home"}'):
         call = f'<tool_call>{{"name": "mobile_use", "arguments": {arguments}}}</tool_call>'
-        parsed = parse_ui_action_from_response(call, seen.screen_width, seen.screen_height)
+        parsed = parse_ui_action_from_response(call, observation.screen_width, observation.screen_height)
         assert isinstance(parsed, ParsedAction), parsed
-        seen = await device.step(parsed.action)
-        assert seen.screenshot.data[:4] in SCREENSHOT_HEADERS
+        observation = await device.step(parsed.action)
+        assert observation.screenshot.data[:4] in SCREENSHOT_HEADERS
     logging.info("score    %s", await device.score())
     pool.release(device)
-    again = await pool.acquire()
-    logging.info("again    %s", again.device_id)
-    pool.release(again)
+    second = await pool.acquire()
+    logging.info("again    %s", second.device_id)
+    pool.release(second)
     await pool.shutdown()
     return 0
 

@@ -30,16 +30,16 @@ NAMES = (
 
 def main() -> int:
     """Imports every name and prints failures; returns 1 if there are any."""
-    well = True
+    is_complete = True
     for name in NAMES:
         module, _, attribute = name.partition(":")
         try:
             getattr(importlib.import_module(module), attribute)
             logging.info("ok       %s", name)
         except (ImportError, AttributeError) as error:
-            well = False
+            is_complete = False
             logging.error("missing  %s: %s", name, error)
-    return 0 if well else 1
+    return 0 if is_complete else 1
 
 
 if __name__ == "__main__":

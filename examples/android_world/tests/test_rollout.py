@@ -28,17 +28,17 @@ async def main(model: str, host: str, port: int) -> int:
     args = Namespace(
         hf_checkpoint=model, sglang_router_ip=host, sglang_router_port=port, max_turns=3, n_samples_per_prompt=1
     )
-    well = True
+    passed = True
     for name, generate in (("incremental", rollout.generate), ("history", rollout_history.generate)):
         metadata = {"task_name": "SystemWifiTurnOff", "params_idx": 0}
-        made = await generate(args, Sample(index=0, prompt="", metadata=metadata), dict(SAMPLING))
-        for sample in made if isinstance(made, list) else [made]:
+        samples = await generate(args, Sample(index=0, prompt="", metadata=metadata), dict(SAMPLING))
+        for sample in samples if isinstance(samples, list) else [samples]:
             mask = sample.loss_mask or []
-            well = well and not sample.remove_sample and sum(mask) > 0 and len(mask) == sample.response_length
+            passed = passed and not sample.remove_sample and sum(mask) > 0 and len(mask) == sample.response_length
             facts = (name, sample.status.value, len(sample.tokens), sum(mask), sample.reward)
             logging.info("%s: %s, %d tokens, %d trained, reward %s", *facts)
     await close_resources()
-    return 0 if well else 1
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
@@ -48,10 +48,10 @@ if __name__ == "__main__":
     wanted = ("SLIME_TEST_MODEL", "SLIME_TEST_SGLANG_PORT")
     if not all(os.environ.get(variable) for variable in wanted):
         sys.exit(f"set {' and '.join(wanted)}: a model's folder, and the port of an SGLang server of it")
-    where = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")
+    host = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
 
     try:
-        sys.exit(asyncio.run(main(os.environ[wanted[0]], where, int(os.environ[wanted[1]]))))
+        sys.exit(asyncio.run(main(os.environ[wanted[0]], host, int(os.environ[wanted[1]]))))
     except (RolloutBufferError, ImportError) as error:
         sys.exit(f"{type(error).__name__}: {error}")

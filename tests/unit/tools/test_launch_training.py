@@ -144,7 +144,7 @@ def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
     assert says == [
         "stop emulators of an earlier run",
         "put the rollout buffer into the slime checkout",
-        "what slime has no flag for",
+        "write settings without a flag",
         "start Ray",
         "fetch the model",
         "serve the rollout buffer",
@@ -169,7 +169,7 @@ def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
 
     assert says == [
         "put the rollout buffer into the slime checkout",
-        "what slime has no flag for",
+        "write settings without a flag",
         "serve the rollout buffer",
         "train",
     ]
@@ -228,6 +228,17 @@ def test_the_farms_file_alone_says_how_long_episodes_are_and_how_many(
         farm.write_text(wrong)
         with pytest.raises(LaunchError, match=f"{wrong.partition(':')[0]} of .*farm.yaml"):
             settings_of(environment, ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG=str(farm))
+
+
+def test_variables_override_the_farms_file_for_the_trainer_and_for_episodes_without_a_buffer(
+    environment: dict[str, str],
+) -> None:
+    prefix = "ROLLOUT_BUFFER_ANDROID_WORLD__"
+    more = {f"{prefix}NUM_WORKERS": "3", f"{prefix}RESOURCES_PER_WORKER__NUM_CPUS": "2"}
+
+    assert custom_config(settings_of({**environment, **more}))["rollout_num_process"] == 3
+    submitted = compose(settings_of({**environment, **more}, SLIME_SCRIPT_WITHOUT_BUFFER="1"))[-1].shown()
+    assert all(f'"{name}": "{value}"' in submitted for name, value in more.items())
 
 
 def test_a_real_model_is_trained_on_simulated_phones_only_when_told(
