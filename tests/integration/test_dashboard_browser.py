@@ -336,7 +336,7 @@ def test_tokens_are_coloured_by_mask_and_log_prob(visit: Callable[..., Visit]) -
     here = visit()
     page = here.open("jobs", JOB, "trajectories", "g1")
     page.get_by_text("Tokens, mask and log-probs").click()
-    page.get_by_text("1 prompt of 2 did not continue the one before").wait_for()
+    page.get_by_text("1 prompt of 2 did not continue the previous one").wait_for()
     shades = page.locator(".tokens .t").evaluate_all("spans => spans.map((span) => span.className)")
     assert shades == ["t lp1", "t lp6"]
     page.locator(".tokens").focus()
@@ -479,7 +479,7 @@ def test_the_wrong_token_is_refused_and_signing_out_ends_the_session(visit: Call
     page = here.open("jobs", JOB)
     page.get_by_label("Token").fill("not the token at all")
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_text("That is not this server's token.").wait_for()
+    page.get_by_text("This is not the server's token.").wait_for()
     page.get_by_label("Token").fill(TOKEN)
     page.get_by_role("button", name="Sign in").click()
     page.get_by_text("Mean reward").wait_for()

@@ -90,7 +90,7 @@ async function learnNeedsToken() {
 }
 
 function connected(well, error) {
-  const text = well ? "" : error instanceof ApiError ? error.message : "The server does not answer; asking again …";
+  const text = well ? "" : error instanceof ApiError ? error.message : "The server does not answer; retrying …";
   if (connection.textContent !== text) connection.textContent = text;
   connection.classList.toggle("lost", !well);
 }

@@ -51,7 +51,7 @@ export const CHARTS = [
   {
     id: "groups",
     title: "Groups per minute",
-    says: "closed groups by what became of them",
+    says: "closed groups by state",
     unit: "",
     digits: 1,
     zero: true,
@@ -65,7 +65,7 @@ export const CHARTS = [
   {
     id: "outcomes",
     title: "Episodes per minute",
-    says: "by how they ended; failed ones have no reward and are tried again",
+    says: "by how they ended; failed ones have no reward and are retried",
     unit: "",
     digits: 1,
     zero: true,
@@ -86,13 +86,13 @@ export const CHARTS = [
     zero: true,
     lines: [
       { from: "behind_mean", name: "mean", color: "line-1", width: 2 },
-      { from: "behind_max", name: "most", color: "line-3" },
+      { from: "behind_max", name: "max", color: "line-3" },
     ],
   },
   {
     id: "use",
-    title: "Episodes and engine at work",
-    says: "mean number at once, from the seconds that the last episodes to end had spent: playing from reset to score, at the engine while it generates",
+    title: "Episodes and engine requests in progress",
+    says: "mean number at a time, from the durations of recently ended episodes: playing from reset to score, generating at the engine",
     unit: "",
     digits: 1,
     zero: true,
@@ -119,7 +119,7 @@ export const CHARTS = [
   {
     id: "tokens",
     title: "Sampled tokens per episode",
-    says: "mean of the tokens that the model wrote",
+    says: "mean number of tokens that the model sampled",
     unit: "",
     digits: 0,
     zero: true,

@@ -6,10 +6,10 @@ import { count, number, plural } from "./format.js";
 
 const LONG_CONTEXT = 360;
 const STEPS = [0.05, 0.3, 0.7, 1.5, 3, 5];
-const LEGEND = ["sure (p > 0.95)", "p > 0.74", "p > 0.50", "p > 0.22", "p > 0.05", "p > 0.007", "hardly expected"];
+const LEGEND = ["p > 0.95", "p > 0.74", "p > 0.50", "p > 0.22", "p > 0.05", "p > 0.007", "p ≤ 0.007"];
 
 const GAPS = [0.01, 0.03, 0.1, 0.3, 1, 3];
-const GAP_LEGEND = ["|train − rollout| < 0.01", "< 0.03", "< 0.1", "< 0.3", "< 1", "< 3", "more"];
+const GAP_LEGEND = ["|train − rollout| < 0.01", "< 0.03", "< 0.1", "< 0.3", "< 1", "< 3", "≥ 3"];
 
 const shadeOfGap = (gap) => GAPS.findIndex((limit) => gap < limit) + 1 || GAPS.length + 1;
 /* An advantage has a sign: the better the greener, the worse the redder, 0 in between. */
@@ -19,7 +19,7 @@ const ADVANTAGE_LEGEND = ["advantage ≥ 1.25", "≥ 0.75", "≥ 0.25", "about 0
 const shade = (logProb) => STEPS.findIndex((limit) => -logProb < limit) + 1 || STEPS.length + 1;
 const visible = (text) => text.replaceAll("\n", "⏎\n");
 
-/** How the prompts went on, and the tokens of one training row. Nothing is asked for before it is opened. */
+/** How the context changed between generations, and the tokens of one training row; loaded when it is opened. */
 export function tokenSection(jobId, uid) {
   const body = h("div", null, h("p", { class: "muted" }, "Loading …"));
   const details = h("details", { class: "panel" }, h("summary", null, "Tokens, mask and log-probs"), body);
@@ -41,7 +41,7 @@ function describe(found, load) {
   }
   return [
     found.why_no_texts && h("p", { class: "muted" }, found.why_no_texts),
-    h("h3", null, "How the context went on"),
+    h("h3", null, "How the context changed between generations"),
     h("p", { class: "muted" }, contextsInWords(found)),
     scrolling(contextTable(found)),
     h("h3", null, "Tokens of a training row"),
@@ -54,8 +54,8 @@ function describe(found, load) {
 function contextsInWords({ contexts, rows }) {
   const breaks = contexts.filter((one) => one.generation > 0 && one.dropped_tokens > 0).length;
   if (contexts.length === 1) return "One generation, one row.";
-  if (!breaks) return `Every prompt continued the one before exactly: ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}.`;
-  return `${plural(breaks, "prompt")} of ${count(contexts.length)} did not continue the one before: the context was edited, or branched off. ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}; each sampled token is trained once.`;
+  if (!breaks) return `Every prompt continued the previous one exactly: ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}.`;
+  return `${plural(breaks, "prompt")} of ${count(contexts.length)} did not continue the previous one: the context was edited, or a branch began. ${plural(contexts.length, "generation")} make ${plural(rows.length, "training row")}; each sampled token is trained once.`;
 }
 
 function contextTable({ contexts }) {
@@ -72,7 +72,7 @@ function contextTable({ contexts }) {
           "tr",
           null,
           h("th", { scope: "row" }, one.generation + 1),
-          h("td", null, kindOf(one), one.prompt_check === "differing" && h("span", { class: "pill failed", title: "The engine ran other ids than it was sent: these are the engine's" }, "engine's ids")),
+          h("td", null, kindOf(one), one.prompt_check === "differing" && h("span", { class: "pill failed", title: "The engine ran other ids than it was sent; the table and the row use those that it ran" }, "engine's ids")),
           [one.prompt_tokens, one.kept_tokens, one.dropped_tokens, one.new_tokens, one.output_tokens].map((value) => h("td", { class: "num" }, count(value))),
           h("td", { class: "num" }, number(one.mean_log_prob, 3)),
           h("td", null, one.finish_reason),
@@ -87,7 +87,7 @@ function contextTable({ contexts }) {
 function kindOf(one) {
   if (one.generation === 0) return h("span", { class: "pill open" }, "begins");
   if (one.dropped_tokens === 0) return h("span", { class: "pill delivered" }, "continues");
-  return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "again");
+  return h("span", { class: "pill leased" }, one.kept_tokens ? "edited" : "restarted");
 }
 
 const named = (version) => (/^\d+$/.test(version) ? `v${version}` : version);
@@ -102,7 +102,7 @@ function rowPicker(found, load) {
 function trainerInWords(trainer) {
   const parts = [["advantage", trainer.advantage], ["entropy", trainer.entropy], ["weight in the mean", trainer.loss_share], ["clipped", trainer.clip_share]];
   const said = parts.filter(([, value]) => value !== null).map(([name, value]) => `${name} ${number(value, 3)}`);
-  return h("p", { class: "muted" }, `What the trainer said${trainer.step === null ? "" : ` in step ${count(trainer.step)}`}: ${said.join(", ") || "its log-probs"}.`);
+  return h("p", { class: "muted" }, `Reported by the trainer${trainer.step === null ? "" : ` in step ${count(trainer.step)}`}: ${said.join(", ") || "its log-probs"}.`);
 }
 
 /* Each trained token of a piece, in order, has the trainer's log-prob of the same place. */
@@ -189,6 +189,6 @@ function context(piece) {
 function inWords(piece) {
   const ids = piece.ids.join(" ");
   const probs = piece.log_probs === null ? "no log-prob recorded" : piece.log_probs.map((value) => `log-prob ${number(value, 3)} (p = ${number(Math.exp(value), 3)})`).join(", ");
-  const train = piece.train ? `; the trainer says ${piece.train.map((value) => number(value, 3)).join(", ")}` : "";
-  return `Place ${count(piece.at)}, id ${ids}${piece.text === null ? "" : `, “${piece.text}”`}: ${probs}${train}`;
+  const train = piece.train ? `; the trainer's log-prob ${piece.train.map((value) => number(value, 3)).join(", ")}` : "";
+  return `Position ${count(piece.at)}, id ${ids}${piece.text === null ? "" : `, “${piece.text}”`}: ${probs}${train}`;
 }

@@ -1,4 +1,4 @@
-// One group: its members side by side, and why it became what it is.
+// One group: its members side by side, and the reason of its state.
 
 import { ask, path } from "./api.js";
 import { confirmed, h, scrolling, show } from "./dom.js";
@@ -33,7 +33,7 @@ function headOf(jobId, group) {
   const told = group.members.filter((one) => one.success !== null && !one.late);
   return [
     crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Groups", jobHref(jobId, "groups")], [group.instance_id, null]),
-    h("div", { class: "row head" }, h("h1", { class: "id" }, group.instance_id), pill(group.state), h("span", { class: "grow" }), group.members.length > 1 && h("a", { class: "button", href: jobHref(jobId, "groups", group.group_index, "compare") }, "Compare two"), group.members.length > 0 && h("button", { type: "button", title: "Its trajectories as they are stored, one a line; screenshots by their hash", onclick: () => download(jobId, group) }, "Download")),
+    h("div", { class: "row head" }, h("h1", { class: "id" }, group.instance_id), pill(group.state), h("span", { class: "grow" }), group.members.length > 1 && h("a", { class: "button", href: jobHref(jobId, "groups", group.group_index, "compare") }, "Compare two"), group.members.length > 0 && h("button", { type: "button", title: "Its trajectories as they are stored, one per line; screenshots by their hash", onclick: () => download(jobId, group) }, "Download")),
     callouts([{ severity: SEVERITY[group.state], message: group.message, code: group.state }]),
     h(
       "dl",
@@ -53,7 +53,7 @@ async function download(jobId, group) {
   try {
     for (const one of group.members) lines.push(`${(await ask(path(["trajectories", one.uid], { job_id: jobId }))).text}\n`);
   } catch (error) {
-    await confirmed("That did not work", error.message, "Close");
+    await confirmed("The download failed", error.message, "Close");
     return;
   }
   const url = URL.createObjectURL(new Blob(lines, { type: "application/jsonl" }));
@@ -89,7 +89,7 @@ function memberCards(jobId, group, screens) {
         pair("took", span(one.played_s)),
         pair("engine", span(one.generate_s)),
         pair("weights", one.oldest_version === null ? "–" : `v${one.oldest_version}${one.versions_behind ? `, ${one.versions_behind} behind` : ""}`),
-        given && given.reward !== one.reward ? pair("given to trainer", reward(given.reward, 3)) : null,
+        given && given.reward !== one.reward ? pair("delivered as", reward(given.reward, 3)) : null,
         one.attempt > 1 ? pair("attempt", one.attempt) : null,
       ),
       h("a", { class: "button", href }, "Play", h("span", { class: "unseen" }, ` the episode of slot ${one.slot}`)),
@@ -111,23 +111,23 @@ function detailsOf(group) {
         ? scrolling(h(
               "table",
               null,
-              h("caption", { class: "unseen" }, "Attempts that brought no trajectory"),
+              h("caption", { class: "unseen" }, "Attempts without a trajectory"),
               h("thead", null, h("tr", null, ["Slot", "Attempt", "State", "Took", "Error"].map((name) => h("th", { scope: "col" }, name)))),
               h("tbody", null, failed.map((one) => h("tr", null, h("td", null, one.slot), h("td", null, one.attempt), h("td", null, one.state.replace("_", " ")), h("td", null, one.ended_at ? span(one.ended_at - one.started_at) : `since ${moment(one.started_at)}`), h("td", { class: "says" }, one.error_code && h("code", null, one.error_code), " ", one.error_message)))),
             ),
           )
-        : h("p", { class: "muted" }, group.attempts.length ? `All ${group.attempts.length} attempts brought a trajectory.` : "It was filled from outside: no attempt was made here."),
+        : h("p", { class: "muted" }, group.attempts.length ? `All ${group.attempts.length} attempts ended with a trajectory.` : "Its trajectories were written over HTTP: this buffer made no attempt."),
     ),
     group.delivered.length > 0 &&
       section(
-        "What the trainer is given",
-        h("p", null, `${group.delivered.length} members`, dummies ? `, ${dummies} of them dummies that stand for what did not come and are never trained` : "", group.delivery_id ? ", in delivery " : ".", group.delivery_id && h("code", null, group.delivery_id)),
+        "Delivered to the trainer",
+        h("p", null, `${group.delivered.length} members`, dummies ? `, ${dummies} of them dummies in place of missing members, which are never trained` : "", group.delivery_id ? ", in delivery " : ".", group.delivery_id && h("code", null, group.delivery_id)),
       ),
-    section("The instance", h("details", null, h("summary", null, "Its line of the input"), json(group.instance))),
+    section("The instance", h("details", null, h("summary", null, "Its line of the input file"), json(group.instance))),
   ];
 }
 
-/** The last screenshot and the answer of each member, asked for one after the other when they come into view. */
+/** The last screenshot and the answer of each member, requested one after the other when they are scrolled into view. */
 class LastLooks {
   constructor(stage) {
     this.known = new Map();

@@ -1,4 +1,4 @@
-// One job: is it healthy, what is the reward doing, where did the groups go.
+// One job: its health, its rewards, and the states of its groups.
 
 import { path } from "./api.js";
 import { chart, CHARTS } from "./charts.js";
@@ -27,7 +27,7 @@ export function jobHead(jobId, here, ...more) {
 export function jobView(stage, jobId) {
   const state = h("span");
   const buttons = h("div", { class: "row actions" });
-  const why = h("div", { role: "status", "aria-label": "Why it moves or stands still" });
+  const why = h("div", { role: "status", "aria-label": "State of the job and its reasons" });
   const trace = h("div");
   const facts = h("dl", { class: "facts" });
   const account = h("div");
@@ -66,7 +66,7 @@ export function jobView(stage, jobId) {
   stage.poll(path(["trajectory_summary"], { job_id: jobId }), 20000, (body) => {
     const bars = histogram(jobId, body);
     rewards.hidden = bars === null;
-    show(rewards, h("h2", { class: "small" }, `Rewards of all ${count(body.trajectories)} trajectories; a bar leads to its own`), bars);
+    show(rewards, h("h2", { class: "small" }, `Rewards of all ${count(body.trajectories)} trajectories; a bar opens the list of its trajectories`), bars);
   });
   stage.poll(path(["jobs", jobId, "attempts"], { limit: 5 }), 4000, (body) => {
     const newest = JSON.stringify(body.attempts);
@@ -165,21 +165,21 @@ function failuresOf({ job_id, attempts, log }) {
     section(
       "Newest failed attempts",
       attempts.map(fold),
-      h("p", { class: "muted" }, h("code", null, `rollout-buffer attempts ${job_id}`), " lists all, with what was said.", log && [" The runner's log: ", h("code", null, log)]),
+      h("p", { class: "muted" }, h("code", null, `rollout-buffer attempts ${job_id}`), " lists all of them with their messages.", log && [" The runner's log: ", h("code", null, log)]),
     ),
   ];
 }
 
-/** What the engine said of the prompts that it ran. */
+/** Results of the comparison of prompts with what the engine ran. */
 function promptsInWords({ checked, differing, unknown, untrained, forked, extra_tokens, row_tokens }) {
   const parts = [`${count(checked)} compared with what the engine ran, ${count(differing)} differ`];
-  if (unknown) parts.push(`of ${count(unknown)} it does not say`);
-  if (untrained) parts.push(`${plural(untrained, "turn")} not trained because nobody knows`);
-  if (forked) parts.push(`${plural(forked, "row")} more, which read ${percent(extra_tokens / row_tokens)} of all tokens again`);
+  if (unknown) parts.push(`for ${count(unknown)} the engine reports nothing`);
+  if (untrained) parts.push(`${plural(untrained, "turn")} not trained because the prompt that the engine ran is unknown`);
+  if (forked) parts.push(`${plural(forked, "additional row")} from forks, which repeat ${percent(extra_tokens / row_tokens)} of all tokens`);
   return `Prompts: ${parts.join("; ")}.`;
 }
 
-/** What was trained of what was submitted, as soon as enough groups are over. */
+/** How many of the submitted members were trained, as soon as enough groups are closed. */
 function biasOf(rows) {
   if (!rows.length) return [];
   const right = { scope: "col", class: "num" };
@@ -194,7 +194,7 @@ function biasOf(rows) {
   ];
 }
 
-/** How far the log-probs of trainer and engine are apart, where a trainer said anything. */
+/** The distance between the log-probs of trainer and engine, if a trainer reported its own. */
 function mismatchOf(body) {
   if (body.mean === null) return [];
   const table = (names, rows) =>
@@ -212,9 +212,9 @@ function mismatchOf(body) {
   return [
     section(
       "Trainer and engine",
-      h("p", null, `|train − rollout log-prob| over ${count(body.tokens)} tokens of ${count(body.rows)} rows: mean ${number(body.mean, 4)}, most ${number(body.max, 3)}.`),
-      h("div", { class: "two" }, table(["Turn", "Tokens", "Mean", "Most"], means("turn", body.by_turn)), table(["Weight lag", "Tokens", "Mean", "Most"], means("weight_lag", body.by_weight_lag))),
-      h("h3", null, "Furthest apart"),
+      h("p", null, `|train − rollout log-prob| over ${count(body.tokens)} tokens of ${count(body.rows)} rows: mean ${number(body.mean, 4)}, max ${number(body.max, 3)}.`),
+      h("div", { class: "two" }, table(["Turn", "Tokens", "Mean", "Max"], means("turn", body.by_turn)), table(["Weight lag", "Tokens", "Mean", "Max"], means("weight_lag", body.by_weight_lag))),
+      h("h3", null, "Largest distances"),
       table(["Trajectory", "Row", "Turn", "Distance", "Weight lag", "Advantage"], worst),
     ),
   ];
@@ -222,7 +222,7 @@ function mismatchOf(body) {
 
 const DEVICE_PILLS = { ready: "delivered", leased: "ready", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
 
-/** The devices, as the job's runner last spoke of them; a job that is over has given them back since. */
+/** The devices as the job's runner last reported them; an ended job has given them back since. */
 function farmOf(report, over) {
   if (!report?.devices?.length) return [];
   const old = report.age_s > 30;
@@ -242,7 +242,7 @@ function farmOf(report, over) {
   return [
     section(
       "Devices",
-      old && h("p", { class: "muted" }, `Last heard of ${span(report.age_s)} ago.`),
+      old && h("p", { class: "muted" }, `Last reported ${span(report.age_s)} ago.`),
       scrolling(h("table", { class: "dense" }, h("caption", { class: "unseen" }, "Devices of the pool; reset and action are medians"), h("thead", null, h("tr", null, names.map((name, at) => h("th", { scope: "col", class: (at > 1 && at < 6) || at === 7 ? "num" : "" }, name)))), h("tbody", null, report.devices.map(row)))),
     ),
   ];
@@ -269,7 +269,7 @@ function charts(stage, jobId) {
       const without = drawn.filter((one) => !one.hasData());
       folded.hidden = !without.length;
       show(names, `Charts without data yet: ${without.map((one) => one.title).join(", ")}`);
-      show(told, feed.widthS < 60 ? `a point every ${span(feed.widthS)}, of the last minute` : `each point is ${span(feed.widthS)}`);
+      show(told, feed.widthS < 60 ? `one point per ${span(feed.widthS)}, over the minute before it` : `one point per ${span(feed.widthS)}`);
     },
   );
   select.addEventListener("change", () => {
@@ -286,7 +286,7 @@ function charts(stage, jobId) {
   );
 }
 
-/** Charts that show something stand in sight, the others in the fold; each keeps its place among the others. */
+/** Charts with data are visible, the others are folded away; both keep their order. */
 function sortOut(drawn, full, bare) {
   for (const [place, wanted] of [[full, drawn.filter((one) => one.hasData())], [bare, drawn.filter((one) => !one.hasData())]]) {
     const elements = wanted.map((one) => one.element);
@@ -294,7 +294,7 @@ function sortOut(drawn, full, bare) {
   }
 }
 
-/** Holds the columns: the whole stretch is asked for once, then the newest buckets alone. */
+/** Holds the columns: the whole range is requested once, later only the newest buckets. */
 class Feed {
   constructor() {
     this.forget();

@@ -1,4 +1,4 @@
-// The jobs, worst health first, and whether the buffer is well. What ended stands apart.
+// The jobs, worst health first, and the health of the buffer. Ended jobs are folded away.
 
 import { send } from "./api.js";
 import { KeyedList, h, show } from "./dom.js";
@@ -29,7 +29,7 @@ export function overviewView(stage) {
     if (found.open === null || found.ended === null) return;
     if (!chosen && !found.open) archive.open = true;
     archive.hidden = !found.ended && cursor === null;
-    show(nothing, found.open || found.ended ? null : search ? empty("No job has this in its name", "Clear the search to see all.") : noJobs());
+    show(nothing, found.open || found.ended ? null : search ? empty("No job matches", "Clear the search to see all.") : noJobs());
   };
   stage.poll(`/overview?${asked({ state: "open", limit: MOST_OPEN })}`, 3000, (body) => {
     show(health, healthLine(body));
@@ -60,7 +60,7 @@ export function overviewView(stage) {
 function endedBadly(jobs) {
   const failed = jobs.filter((job) => job.state === "failed").length;
   const bare = jobs.filter((job) => job.state !== "failed" && job.explanation[0]?.severity === "stopped").length;
-  return [failed && `${failed} failed`, bare && `${bare} gave nothing`].filter(Boolean).join(", ");
+  return [failed && `${failed} failed`, bare && `${bare} with nothing to train on`].filter(Boolean).join(", ");
 }
 
 function healthLine(body) {
@@ -72,19 +72,19 @@ function healthLine(body) {
   ];
 }
 
-/** What installed packages add, a line for each. */
+/** The extensions that installed packages register, one per line. */
 function packagesOf(extensions) {
   return extensions.map(({ group, name, package: owner }) => `${owner}: ${name} (${group})`).join("\n");
 }
 
 function noJobs() {
   const told = h("p", { role: "status" });
-  const button = h("button", { type: "button", class: "primary" }, "Put an example job here");
+  const button = h("button", { type: "button", class: "primary" }, "Create an example job");
   button.addEventListener("click", async () => {
     button.disabled = true;
     try {
       await putExample();
-      told.textContent = "It is there; it appears in a moment.";
+      told.textContent = "Created; it appears in a moment.";
     } catch (error) {
       told.textContent = error.message;
       button.disabled = false;
@@ -95,16 +95,16 @@ function noJobs() {
     "A job appears here as soon as a trainer asks for rollouts. The example is a job of three questions with finished answers; cancel it when you have looked.",
     h("p", null, button),
     told,
-    h("p", null, "From a shell, a job that is filled by curl:"),
+    h("p", null, "Or create and fill a job from a shell:"),
     h("pre", null, `curl ${location.origin}/start_rollout -d '{"task_type": "external", "job_id": "mine", "num_repeat_per_sample": 1}'\ncurl ${location.origin}/buffer/write -d '{"job_id": "mine", "uid": "a", "instance_id": "1", "reward": 1, "messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}'`),
-    h("p", null, "A policy, phones and a trainer play in ", h("code", null, "rollout-buffer demo"), ": a buffer of its own, on a page of its own."),
+    h("p", null, h("code", null, "rollout-buffer demo"), " runs a policy, simulated phones and a trainer with a buffer of their own, which has its own dashboard."),
   );
 }
 
 const EXAMPLES = [["2 + 2?", ["4", "**4**", "5", "4, I think"]], ["The capital of Portugal?", ["Lisbon", "Porto", "Lisbon.", "Lisbon"]], ["Is 91 a prime number?", ["No: 91 = 7 · 13", "Yes", "Yes, it is", "No"]]];
 const RIGHT = [["4", "**4**", "4, I think"], ["Lisbon", "Lisbon."], ["No: 91 = 7 · 13", "No"]];
 
-/** A job of questions with finished answers, written like any program writes them. */
+/** Creates a job of questions and writes finished answers, as any program may. */
 async function putExample() {
   const job_id = "example";
   await send("/start_rollout", { task_type: "external", job_id, num_repeat_per_sample: 4 });

@@ -10,7 +10,7 @@ export function signInView(onDone) {
     "form",
     { class: "sign-in panel" },
     h("h1", null, "Sign in"),
-    h("p", { class: "muted" }, "This buffer asks for its token: the first line of the file it was started with (--token-file)."),
+    h("p", { class: "muted" }, "This buffer requires its token: the first line of the file that --token-file names."),
     h("label", null, h("span", null, "Token"), field),
     problem,
     h("button", { class: "primary" }, "Sign in"),
@@ -21,7 +21,7 @@ export function signInView(onDone) {
     try {
       await send("/sign_in", { token: field.value });
     } catch (error) {
-      problem.textContent = error.status === 401 ? "That is not this server's token." : error.message;
+      problem.textContent = error.status === 401 ? "This is not the server's token." : error.message;
       field.select();
       return;
     }

@@ -31,7 +31,7 @@ function page(stage, jobId, trajectory) {
   show(verdict, ...verdictOf(trajectory, about, null));
   learnAround(stage, jobId, trajectory, { siblings, verdict, about });
   return [
-    h("div", { class: "row over" }, crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Trajectories", jobHref(jobId, "trajectories")], [trajectory.uid, null]), h("span", { class: "grow" }), siblings, h("a", { class: "button small", href: path(["trajectories", trajectory.uid], { job_id: jobId }), download: `${trajectory.uid}.json`, title: "As it is stored, with its generations; screenshots by their hash" }, "Download")),
+    h("div", { class: "row over" }, crumbs(["Jobs", "#/"], [jobId, jobHref(jobId)], ["Trajectories", jobHref(jobId, "trajectories")], [trajectory.uid, null]), h("span", { class: "grow" }), siblings, h("a", { class: "button small", href: path(["trajectories", trajectory.uid], { job_id: jobId }), download: `${trajectory.uid}.json`, title: "The stored trajectory with its generations; screenshots as hashes" }, "Download")),
     h("div", { class: "row head" }, h("h1", { class: "id" }, trajectory.instance_id), rewardCell(trajectory.reward), pill(trajectory.outcome), trajectory.late && h("span", { class: "pill skipped" }, "late"), facts(jobId, trajectory, about)),
     verdict,
     origin(trajectory, about),
@@ -101,7 +101,7 @@ function links(jobId, one, around, group) {
   ];
 }
 
-/** What was asked, what was answered, and what would have been right. */
+/** The task, the answer, and the expected answer. */
 function verdictOf(one, about, instance) {
   const said = (name, value, kind) => value !== null && h("span", { class: `told ${kind ?? ""}` }, h("span", { class: "muted" }, name), " ", short(value, 400));
   const label = [about.label, instance?.label, instance?.answer, instance?.ground_truth, instance?.metadata?.label].map(asText).find(Boolean) ?? null;
@@ -110,12 +110,12 @@ function verdictOf(one, about, instance) {
   return [said("Task", asText(about.goal) || asText(instance?.goal) || firstQuestion(one)), answer && said("Answer", answer, right), label && said("Label", label)].filter(Boolean);
 }
 
-/** Where it came from when it was not played by this buffer's own loop. */
+/** How it was played, if not by this buffer's own loop. */
 function origin(one, about) {
   const marks = [];
   const { remote_rollout: remote, gateway } = about;
-  if (isObject(remote)) marks.push(["Remote rollout", `a rollout server elsewhere ran the agent${inTurns(remote)}; the tokens are those that were sampled for it here`, remote]);
-  if (isObject(gateway)) marks.push(["Gateway session", `an agent elsewhere drove it over the chat API${inTurns(gateway)}${gateway.branches > 1 ? ` and ${gateway.branches} branches, each a training row; the conversation below is the last one, the tree after it has all` : ""}`, gateway]);
+  if (isObject(remote)) marks.push(["Remote rollout", `an external rollout server ran the agent${inTurns(remote)}; the tokens are those that were sampled for it here`, remote]);
+  if (isObject(gateway)) marks.push(["Gateway session", `an external agent played it through the chat API${inTurns(gateway)}${gateway.branches > 1 ? ` and ${gateway.branches} branches, each a training row; the conversation below is that of the last branch, the tree below it has all branches` : ""}`, gateway]);
   const deletions = deletionsOf(about);
   if (deletions.length) marks.push(["Edited context", `the agent deleted ${plural(deletions.flatMap((one) => one.ids).length, "message")} from its own context, in ${plural(deletions.length, "turn")}; the transcript has all of them`, null]);
   if (about.rollout_mode === "history") marks.push(["History mode", "each turn had a prompt of its own; the transcript has every observation and reply once", null]);
@@ -182,14 +182,14 @@ function remember(raw) {
 
 function rewardSection(one, about) {
   const breakdown = [about.reward_breakdown, about.score].find(isObject) ?? null;
-  if (breakdown === null) return section("Reward", h("p", null, rewardCell(one.reward), h("span", { class: "muted" }, " The generator reported no parts of it.")));
+  if (breakdown === null) return section("Reward", h("p", null, rewardCell(one.reward), h("span", { class: "muted" }, " The generator reported no breakdown.")));
   return section("Reward", inWords(breakdown), h("table", null, h("tbody", null, Object.entries(breakdown).map(([name, value]) => h("tr", null, h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 4) : value === null ? "none" : String(value)))))));
 }
 
 function inWords(parts) {
   const { success, step_scale: scale, thinking_bonus: bonus, premature_penalty: penalty, reward: total } = parts;
   if (![scale, bonus, penalty, total].every(Number.isFinite)) return null;
-  if (success === null || success === undefined) return h("p", { class: "sum-line" }, "The episode was cut before the agent said that it was done: nothing is earned.");
+  if (success === null || success === undefined) return h("p", { class: "sum-line" }, "The episode was cut off before the agent said that it was done, which earns nothing.");
   return h("p", { class: "sum-line" }, `success ${number(success)} × step scale ${number(scale, 3)} + thinking ${number(bonus, 3)} − penalty ${number(penalty, 3)} = `, h("b", null, reward(total, 3)));
 }
 
@@ -201,7 +201,7 @@ function timingSection(one) {
   return section(
     "Time",
     h("div", { class: "bar", role: "img", "aria-label": words }, phases.map(([name, seconds], at) => h("span", { class: `fill phase-${at % 6}`, style: { "flex-grow": seconds }, title: `${name} ${span(seconds)}` }))),
-    h("ul", { class: "terms" }, phases.map(([name, seconds], at) => h("li", null, h("span", { class: `key phase-${at % 6}`, "aria-hidden": "true" }), h("b", null, span(seconds)), ` ${name}`)), h("li", null, h("b", null, span(total)), " in all")),
+    h("ul", { class: "terms" }, phases.map(([name, seconds], at) => h("li", null, h("span", { class: `key phase-${at % 6}`, "aria-hidden": "true" }), h("b", null, span(seconds)), ` ${name}`)), h("li", null, h("b", null, span(total)), " in total")),
   );
 }
 
