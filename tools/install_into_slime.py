@@ -90,7 +90,7 @@ as a trajectory."""
 EDITED = "changed since it was installed"
 ONE_ROW_EACH = (
     "this slime is from before 25 May 2026: it weighs each row as a trajectory of its own. Trajectories of one row are "
-    "trained (mathematics, Android World's mode incremental); of several rows, the rollout fails with an error"
+    "trained (mathematics, Android World's mode incremental); with one of several rows, a rollout fails with an error"
 )
 
 

@@ -132,8 +132,9 @@ def _route(operation: Operation) -> str:
         taken.append(_type(next(iter(schema.values()))["schema"]))
     if operation.query is not None:
         names = list(operation.query.model_fields)
-        own = [f"`{name}`" for name in names if not (set(FILTERS) <= set(names) and name in FILTERS)]
-        taken.append("?" + ", ".join([*own, "filters"] if len(own) < len(names) else own))
+        takes_filters = set(FILTERS) <= set(names)
+        own = [f"`{name}`" for name in names if not (takes_filters and name in FILTERS)]
+        taken.append("?" + ", ".join([*own, "filters"] if takes_filters else own))
     first_sentence = re.split(r"(?<=\.) (?=[A-Z0-9`])", operation.description, maxsplit=1)[0]
     return f"| `{operation.route}` | {operation.summary}. {first_sentence} | {', '.join(taken) or '–'} |\n"
 
@@ -186,6 +187,7 @@ def _type(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:
+    """Returns the bounds of a number; those from a million on, which no user comes near, are left out."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
     bounds = {key: f"{schema[key]:g}" for key in signs if key in schema and abs(schema[key]) < 1e6}
     if bounds.keys() == {"minimum", "maximum"}:

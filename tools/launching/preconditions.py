@@ -25,7 +25,8 @@ from tools.launching.settings import ROOT, LaunchSettings
 from tools.launching.steps import obstacles, repository_of
 from tools.launching.train_arguments import train_arguments
 
-LINES_LOOKED_AT = 1000
+CHECKED_LINES = 1000
+"""Number of lines of the input file that are checked, from the first on."""
 ANSWER_TIMEOUT_S = 5.0
 FREE_GPU_MB = 2048
 """A GPU counts as free while less memory than this is used."""
@@ -103,7 +104,7 @@ def _input(settings: LaunchSettings) -> Iterator[str]:
     if path.suffix == ".parquet":
         return
     with path.open(encoding="utf-8", errors="replace") as file:
-        lines = [(number, line) for number, line in enumerate(islice(file, LINES_LOOKED_AT), 1) if line.strip()]
+        lines = [(number, line) for number, line in enumerate(islice(file, CHECKED_LINES), 1) if line.strip()]
     if not lines:
         yield f"{path} holds no line: name another input file in SLIME_SCRIPT_TASK_DATA"
     for number, line in lines:

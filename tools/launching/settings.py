@@ -36,7 +36,7 @@ MIN_TOKEN = 16
 
 VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_DIR": ("../slime", "the slime checkout to train with; in a checkout with the overlay, that checkout"),
-    "SLIME_SCRIPT_MODEL_NAME": ("", "Qwen3-VL-2B-Instruct, or for math DeepSeek-R1-Distill-Qwen-7B, when left out"),
+    "SLIME_SCRIPT_MODEL_NAME": ("", "the model; by default Qwen3-VL-2B-Instruct, for math DeepSeek-R1-Distill-Qwen-7B"),
     "SLIME_SCRIPT_MODEL_REPOSITORY": (
         "",
         "where `hf download` finds it: Qwen/MODEL, or deepseek-ai/MODEL for a DeepSeek",
@@ -45,7 +45,7 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_SCRIPT_SAVE_DIR": ("~/checkpoints", "folder of checkpoints: a run gets KIND-MODEL in it"),
     "SLIME_SCRIPT_NUM_NODES": ("1", "nodes of the training"),
     "SLIME_SCRIPT_NUM_GPUS": ("8", "GPUs of each node"),
-    "SLIME_SCRIPT_TRAIN_BACKEND": ("fsdp", "fsdp or megatron; what this slime does not have is refused when named"),
+    "SLIME_SCRIPT_TRAIN_BACKEND": ("fsdp", "fsdp or megatron; a named backend that this slime lacks is refused"),
     "SLIME_SCRIPT_TASK_DATA": (
         "data/tasks.jsonl",
         "input file; for math ~/dapo-math-17k/dapo-math-17k_instance_id.jsonl where it is, else data/demo_math.jsonl",
@@ -59,14 +59,14 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     "SLIME_SCRIPT_BUFFER_PORT": ("8889", "port of the rollout buffer"),
     "SLIME_SCRIPT_BUFFER_TOKEN_FILE": (
         "",
-        "file with the buffer's token; needed as soon as MASTER_ADDR is not loopback",
+        "file with the buffer's token; if MASTER_ADDR is not loopback, by default a file in the run's folder is made",
     ),
     "SLIME_SCRIPT_MEGATRON_DIR": ("~/Megatron-LM", "Megatron's sources, for its backend"),
-    "SLIME_SCRIPT_BUFFER_URL": ("", "a buffer that runs already, on another host perhaps; none is served then"),
+    "SLIME_SCRIPT_BUFFER_URL": ("", "a running buffer, also on another host; this run then serves none"),
     "SLIME_SCRIPT_EVAL_DATA": ("", "input file with which every 20th rollout is evaluated, by the buffer"),
     "SLIME_SCRIPT_TURN_DISCOUNT": (
         "",
-        "0 to 1: rewards of turns are trained, and this is what the turn after counts",
+        "0 to 1: trains rewards of turns; a turn's return is its reward plus this times the next turn's return",
     ),
     "SLIME_SCRIPT_SIMULATED_PHONES": ("0", "1: train on simulated phones, whatever the device pool's file names"),
     "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": (
@@ -75,7 +75,7 @@ VARIABLES: Mapping[str, tuple[str, str]] = {
     ),
     "MASTER_ADDR": (
         "127.0.0.1",
-        "address of the head node; with several nodes, what is left out is the address of this host in its network",
+        "address of the head node; with several nodes, by default this host's in its network",
     ),
     "WANDB_API_KEY": ("", "when set, W&B is used; the key stays in the environment and out of the command line"),
 }
@@ -225,8 +225,8 @@ def _check(settings: LaunchSettings) -> None:
         settings.backend == "megatron" and takes_weight_off_dummies(settings.slime)
     ):
         raise LaunchError(
-            "SLIME_SCRIPT_TURN_DISCOUNT wants a hook that only Megatron of a slime from June 2026 on calls, with the "
-            "weights of rows that it changes: unset it, or take such a slime"
+            "SLIME_SCRIPT_TURN_DISCOUNT needs the backend megatron and a slime from June 2026 on, which calls the hook "
+            "for advantages and has the weights of rows: unset it, or take such a slime"
         )
     if settings.buffer_port > 65535:
         raise LaunchError(f"SLIME_SCRIPT_BUFFER_PORT is {settings.buffer_port}: ports end at 65535")

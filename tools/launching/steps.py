@@ -39,8 +39,8 @@ HEALTH_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One command. ``background`` ones are stopped at the end of the run; ``secret`` files are readable by their
-    owner."""
+    """One command, or a file to write. ``background`` commands are stopped at the end of the run; only their owner can
+    read ``secret`` files."""
 
     title: str
     command: tuple[str, ...] = ()

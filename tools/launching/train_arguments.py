@@ -32,7 +32,7 @@ def custom_config(settings: LaunchSettings) -> dict[str, Any]:
         return _android_config(settings)
     return {
         "rollout_buffer_job_id": settings.run_path.name,
-        "rollout_num_process": 256,
+        "rollout_num_process": 256,  # the samples of two rollouts
         "rollout_buffer_on_exhausted": "repeat",
         **_turn_discount(settings),
     }
@@ -44,7 +44,7 @@ def _turn_discount(settings: LaunchSettings) -> dict[str, Any]:
 
 
 def _android_config(settings: LaunchSettings) -> dict[str, Any]:
-    """Returns the rollout mode; the pool's file has all other settings."""
+    """Returns the settings of an Android run. Of its episodes only the rollout mode: the pool's file has the others."""
     mode = "history" if settings.kind is Kind.ANDROID_WORLD_HISTORY else "incremental"
     if settings.without_buffer:
         return {"android_world": {"rollout_mode": mode}}

@@ -264,7 +264,7 @@ class StreamedReply:
 
     @property
     def status(self) -> int:
-        """The HTTP status that the reply would have unstreamed, as the ``code`` of an event with an ``error`` names it.
+        """The HTTP status that the reply would have unstreamed: the ``code`` of an event with an ``error``, else 200.
 
         An error without a code that comes before any token is a refusal of the request, and counts as HTTP 400.
         """

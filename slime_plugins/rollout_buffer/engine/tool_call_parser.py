@@ -9,9 +9,9 @@ A call is the text between ``<tool_call>`` and ``</tool_call>``. Its first chara
 
 Rules for incomplete or ambiguous output, for all callers:
 
-* A call inside a thought is ignored. Thoughts are ``<think>`` blocks: one that was never closed goes to the end, and
-  text before a ``</think>`` without a start is one that the prompt opened. Closed ``<thinking>`` blocks, which some
-  prompts ask for, are thoughts too.
+* A call inside a thought is ignored. Thoughts are ``<think>`` blocks: a block without an end extends to the end of the
+  text, and the text before a ``</think>`` without a start is a thought that the prompt began. Closed ``<thinking>``
+  blocks, which some prompts ask for, are thoughts too.
 * Marks inside of a string of a valid call belong to the string.
 * A call of ``hermes`` with a key twice has a problem, because readers of JSON differ in which of the two they take.
 * Arguments may be a JSON string, may be named ``parameters``, and may be missing.
@@ -230,7 +230,7 @@ def _read_qwen3_coder(text: str, pos: int, tools: Tools) -> tuple[dict[str, Any]
 
 @lru_cache(maxsize=1)
 def _parameter_ends(text: str) -> list[int]:
-    """Returns the offsets of all parameter ends, in one pass over the text, even with a thousand broken calls."""
+    """Returns the offsets of all parameter ends; once for each text, also if it has a thousand broken calls."""
     return [match.start() for match in re.finditer(PARAMETER_END, text)]
 
 

@@ -1,4 +1,4 @@
-"""Settings of the gateway's process. Units are in the names; None is unlimited."""
+"""Settings of the gateway's processes. Units are in the names; a limit of None is unlimited."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class GatewaySettings(ListenerSettings):
     max_session_ids: int = Field(default=16_000_000, ge=1)
     """Token ids that one session may hold, over all its branches."""
     max_session_image_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
+    """Bytes of images and token records that one session may hold."""
     body_timeout_s: float = Field(default=60.0, gt=0)
     """Seconds within which a request's body must arrive."""
     scoring_timeout_s: float = Field(default=120.0, gt=0)

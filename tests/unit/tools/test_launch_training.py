@@ -299,7 +299,7 @@ def test_rewards_of_turns_are_trained_when_told_by_a_slime_that_has_the_hook(env
     with pytest.raises(LaunchError, match="a number from 0 to 1"):
         settings_of({**environment, **told, "SLIME_SCRIPT_TURN_DISCOUNT": "2"})
     loss.write_text("group_mask_sums")
-    with pytest.raises(LaunchError, match="SLIME_SCRIPT_TURN_DISCOUNT wants a hook"):
+    with pytest.raises(LaunchError, match="SLIME_SCRIPT_TURN_DISCOUNT needs the backend"):
         settings_of({**environment, **told})
 
 

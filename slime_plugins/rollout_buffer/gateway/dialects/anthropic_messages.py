@@ -1,7 +1,7 @@
 """Reads Anthropic's Messages API as chat requests; encodes chat replies as its messages, events and errors. Pure.
 
-A request becomes the body of a chat request, which ``chat_requests`` and ``messages`` validate further. A tool result
-becomes a message of its own, between the messages with the texts before and after it. ``cache_control``,
+A request becomes the body of a chat request, which ``chat_requests`` and ``recording.messages`` validate further. A
+tool result becomes a message of its own, between the messages with the texts before and after it. ``cache_control``,
 ``metadata``, ``thinking`` and unknown fields have no effect.
 """
 
