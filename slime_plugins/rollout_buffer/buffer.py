@@ -114,7 +114,7 @@ from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 logger = logging.getLogger(__name__)
 
 MAX_GAP_BETWEEN_POLLS_S = MAX_WAIT_S + 30.0
-"""A trainer that waits for groups polls again at the latest after ``MAX_WAIT_S``: a longer gap is no waiting."""
+"""A trainer that waits for groups polls again after ``MAX_WAIT_S`` at most: during a longer gap it does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +447,11 @@ class Buffer:
             attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, transcript)
 
     def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields every trajectory of a job as (uid, item)."""
+        """Yields every trajectory of a job as (uid, payload).
+
+        Raises:
+            DamagedError: a payload is damaged, or was purged.
+        """
         with self.store.read() as connection:
             uids = trajectory_rows.uids_of(connection, job.key)
         for uid in uids:
@@ -705,8 +709,8 @@ class Buffer:
         now = self.clock()
         with self.store.read() as connection:
             beats = [] if job.has_runner else service_rows.heartbeats(connection, GATEWAY.name)
-            is_alive = any(not GATEWAY.is_silent(abs(now - at)) for at, _ in beats)
-            gateway_seen_at = now if is_alive else max((at for at, _ in beats), default=0.0)
+            is_alive = any(not GATEWAY.is_silent(abs(now - beat_at)) for beat_at, _ in beats)
+            gateway_seen_at = now if is_alive else max((beat_at for beat_at, _ in beats), default=0.0)
             instances_in_use = turn_rows.instances_of_open_rollouts(connection, job.job_id, now) if is_alive else set()
             quiet = group_rows.idle_groups(connection, job.key, now - job.group_timeout_s, gateway_seen_at)
         if None in instances_in_use:  # a rollout whose instance is not known yet may be of any group

@@ -80,7 +80,7 @@ def redacted(text: str) -> str:
     text = text.encode("utf-8", "replace").decode("utf-8")
     lowered = text.lower()
     if any(word in lowered for word in _WORDS):
-        text = _NAMED.sub(lambda found: f"{found[found.lastindex or 0]}{MASK}", text)
+        text = _NAMED.sub(lambda match: f"{match[match.lastindex or 0]}{MASK}", text)
     return _UP_TO_LAST_AT.sub(lambda part: _CREDENTIALS.sub(f"{MASK}@", part[0]), text) if "@" in text else text
 
 
@@ -103,7 +103,7 @@ def holds_redacted(values: Any, *, secret: bool = False) -> bool:
         return any(holds_redacted(value, secret=secret) for value in values)
     if not isinstance(values, str) or MASK not in values:
         return False
-    named = any(found[0].startswith(f"{found[found.lastindex or 0]}{MASK}") for found in _NAMED.finditer(values))
+    named = any(match[0].startswith(f"{match[match.lastindex or 0]}{MASK}") for match in _NAMED.finditer(values))
     return named or f"://{MASK}@" in values or (secret and values == MASK)
 
 

@@ -142,22 +142,22 @@ def _cookie(environ: Mapping[str, Any], name: str) -> str:
 # --- which hosts a server without a token answers for -----------------------------------------------------------------
 
 
-def check_host(given: str | None, allowed: Collection[str]) -> None:
+def check_host(host: str | None, allowed: Collection[str]) -> None:
     """Accepts a request whose Host is a loopback name or one of ``allowed``.
 
-    ``given`` is its Host header; None, which browsers never send, is accepted.
+    ``host`` is its Host header; a request without one, which browsers never send, is accepted.
 
     Raises:
         ForbiddenError: the request names another host.
     """
-    if given is None:
+    if host is None:
         return
-    name = _without_port(given.strip().lower())
+    name = _without_port(host.strip().lower())
     if name == "localhost" or name.endswith(".localhost") or _is_loopback(name):
         return
-    if name not in {host.lower() for host in allowed}:
+    if name not in {allowed_name.lower() for allowed_name in allowed}:
         raise ForbiddenError(
-            f"this server does not answer for the host {given[:200]!r}: ask for 127.0.0.1, or start it with "
+            f"this server does not answer for the host {host[:200]!r}: ask for 127.0.0.1, or start it with "
             "--allowed-host NAME or --token-file FILE"
         )
 

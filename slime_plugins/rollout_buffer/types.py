@@ -115,7 +115,7 @@ class EngineTrouble(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """State of a job's engine, as its runner sees it; all defaults if unknown.
+    """State of a job's engine, as a runner or gateway sees it; all defaults if unknown.
 
     ``message`` is a predicate of "the engine"; ``since_s`` is the duration of the trouble in seconds, ``waiting`` the
     number of requests that wait.

@@ -43,7 +43,7 @@ ASGI_OPERATIONS = (
         route="POST /buffer/write",
         summary="Write finished items",
         description=f"One item, or up to {MAX_ITEMS} under `items`. Idempotent by `uid`: after a lost "
-        "reply, send the same again. What is refused keeps nothing.",
+        "reply, send the same again. A refused request stores nothing.",
         body=ref("WriteBody"),
         reply=WriteReply,
         errors=(404, 409, 422),

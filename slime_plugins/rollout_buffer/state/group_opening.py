@@ -1,8 +1,8 @@
 """Opens groups when they are needed. A job's plan describes all its groups; a group gets a row when it is opened.
 
 Playing order is epoch by epoch in the order of the input; runners take the next groups in this order. A written item, a
-claim or an entry of a skip list names an instance and takes the next epoch of that instance. The groups of an instance
-with rows are therefore always its first epochs. The plan counts the groups without rows (``unopened``).
+claim or an entry of a skip list names an instance and takes the next epoch of that instance. Those groups of an
+instance that have rows are therefore always its first epochs. The plan counts the groups without rows (``unopened``).
 
 ``buffer.py`` opens the transaction.
 """

@@ -25,10 +25,10 @@ def read_instances(input_file: str, data_roots: Sequence[Path]) -> list[Instance
         InputFileError: the file is outside the roots, unreadable or empty, or a line has no valid ``instance_id`` or
             repeats one.
     """
-    path_text, wanted = split_slice(input_file)
+    path_text, line_slice = split_slice(input_file)
     path = _resolve_under(path_text, data_roots)
     lines = _parquet_rows(path) if path.suffix == ".parquet" else _jsonl_lines(path)
-    return _instances(list(lines)[wanted], source=path.name)
+    return _instances(list(lines)[line_slice], source=path.name)
 
 
 def split_slice(input_file: str) -> tuple[str, slice]:

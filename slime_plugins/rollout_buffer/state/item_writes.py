@@ -163,7 +163,7 @@ class ItemWriter:
         if group is None:
             return WriteResult(uid=item.uid, status=WriteStatus.LATE)
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner and member_count + 1 >= job.group_size:
+        if not job.has_runner and member_count + 1 >= job.group_size:  # a runner closes its groups itself
             judge_and_close(connection, now, group.key, group_policy(job))
         return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
@@ -190,8 +190,8 @@ class ItemWriter:
 def _refusing_jobs(connection: Connection, job_id: str | None) -> list[JobRecord]:
     """Returns the jobs in which a refusal is counted: the job of that id, if it takes items.
 
-    Without an id it is the only open job that takes items; of several such jobs, those with a runner, because their
-    generators write items.
+    Without an id it is the only open job that takes items; of several such jobs, those with a runner, whose generators
+    write items without an id.
     """
     if job_id is not None:
         named = job_rows.find_job(connection, job_id)
@@ -245,7 +245,7 @@ def check_reward(job: JobRecord, uid: str, reward: float) -> None:
 
 
 def _check_tokens(job: JobRecord, item: WrittenItem) -> None:
-    """Checks sampled tokens against the vocabulary and the generation cap of the job, if known."""
+    """Checks tokens against the vocabulary and the generation cap of the job, where these are known."""
     if not item.generations:
         return
     size = vocabulary_size(job.settings.tokenizer_path)

@@ -1,4 +1,4 @@
-"""Reports of a job's runner on its devices and its concurrency limit, stored as heartbeats for the server.
+"""Reports of a job's runner on devices, its concurrency limit and prompts, stored as heartbeats for the server.
 
 A runner overwrites its report every few seconds. Several jobs that share a device pool report the same devices; the
 newest report counts.

@@ -37,13 +37,11 @@ class DiskReserve:
         """Allocates the reserve if there is enough space; returns True if it is allocated."""
         if self._reserved_bytes() >= self._size:
             return True
-        if self.free_bytes() < self._size + 2 * self._least_free:  # the disk would soon be full again
-            os.close(
-                os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-            )  # a file of 0 bytes means that the disk is full
-            return False
+        has_room = self.free_bytes() >= self._size + 2 * self._least_free  # with less, it would soon be full again
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
+            if not has_room:
+                return False  # a file of 0 bytes means that the disk is full
             os.posix_fallocate(descriptor, 0, self._size)
         except OSError as error:
             os.ftruncate(descriptor, 0)

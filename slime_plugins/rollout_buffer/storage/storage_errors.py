@@ -107,8 +107,8 @@ def _access_error(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
     """Returns the error for a failed access. SQLite has one code for several causes, so the file system is examined."""
     try:
         file_system = os.statvfs(data_dir)
-    except OSError as gone:
-        return UnavailableError(f"the data directory {data_dir} cannot be reached: {gone.strerror}")
+    except OSError as failure:
+        return UnavailableError(f"the data directory {data_dir} cannot be reached: {failure.strerror}")
     if file_system.f_flag & os.ST_RDONLY:
         return _read_only_error(data_dir)
     if file_system.f_bavail * file_system.f_frsize < FULL_BYTES:
@@ -118,8 +118,8 @@ def _access_error(error: sqlite3.Error, data_dir: Path) -> RolloutBufferError:
 
 def _read_only_error(data_dir: Path) -> UnavailableError:
     return UnavailableError(
-        f"the file system of {data_dir} is read-only: the kernel makes it so after errors of the disk; look at dmesg, "
-        "repair it and mount it read-write again"
+        f"the file system of {data_dir} is read-only: the kernel does this after errors of the disk; look at dmesg, "
+        "repair the disk and mount the file system read-write again"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 
 MAX_BATCH_BODIES = 64
 MAX_BATCH_BYTES = 8 * 1024 * 1024
-"""Limits of a batch. Without them all clients would be answered at once, and the disk would idle until they send
-again."""
+"""Limits of a batch: its number of bodies and their size. Without them one batch would answer all clients, and the disk
+would idle until they send again."""
 
 Body = TypeVar("Body", bound=Sized)
 Result = TypeVar("Result")
@@ -69,13 +69,13 @@ class WriteBatcher(Generic[Body, Result]):
 
     def _end(self, batch: Sequence[_Waiting[Body, Result]], done: asyncio.Future[Sequence[Result]]) -> None:
         error = done.exception()
-        for at, waiting in enumerate(batch):
+        for index, waiting in enumerate(batch):
             if waiting.result.done():
                 continue  # its client was answered: the server is stopping
             if error is not None:
                 waiting.result.set_exception(error)
             else:
-                waiting.result.set_result(done.result()[at])
+                waiting.result.set_result(done.result()[index])
         if self._waiting:
             self._begin()
         else:

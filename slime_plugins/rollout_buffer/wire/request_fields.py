@@ -33,6 +33,7 @@ MAX_COUNT = 1_000_000_000
 
 
 def _no_bool(value: Any) -> Any:
+    """Refuses booleans, which pydantic takes for numbers; strips texts, from which it parses numbers."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not true or false")
     return value.strip() if isinstance(value, str) else value

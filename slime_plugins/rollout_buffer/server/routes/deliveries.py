@@ -45,9 +45,9 @@ def delivery(delivery_id: str, query: DeliveryQuery) -> Response:
     Returns the same bytes as the reply to its poll, but always with dummies, and without `acknowledged`.
     Changes no lease and no state.
     """
-    found = the_inspection().delivery(delivery_id)
+    past = the_inspection().delivery(delivery_id)
     poll = PollPayload(images=query.images, dummies=True)
     version = query.reward_version
-    scores = scores_for(the_buffer().store, found.key, version) if version else None
-    chunks = delivery_chunks(the_buffer(), found, poll, None, reward_version=version, scores=scores)
+    scores = scores_for(the_buffer().store, past.key, version) if version else None
+    chunks = delivery_chunks(the_buffer(), past, poll, None, reward_version=version, scores=scores)
     return as_response(Answer(chunks))

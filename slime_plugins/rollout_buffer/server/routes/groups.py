@@ -15,8 +15,8 @@ routes = Routes("groups")
 def groups(job_id: str, page: GroupPageQuery) -> GroupPage:
     """Search groups.
 
-    Sorted by the last change, newest first, or by `sort` and `order`; with the rewards of their members and their
-    causes. Open groups are listed once they are the next to be played.
+    Sorted by the last change, newest first, or by `sort` and `order`; with their causes and the rewards of
+    members. Open groups are listed once they are the next to be played.
     """
     return the_context().views.groups(job_id, page)
 

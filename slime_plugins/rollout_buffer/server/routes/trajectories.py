@@ -113,7 +113,7 @@ def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
     """Show the turns of a trajectory as a tree.
 
     The parent of a turn is the turn whose tokens its prompt continues exactly: the branches of a gateway session, or
-    the prompts of an edited context. With texts where the job's tokenizer is on this host.
+    the prompts of an edited context. Texts are included if the job's tokenizer is on this host.
     """
     context = the_context()
     stored = the_inspection().trajectory(uid, query.job_id)

@@ -90,7 +90,7 @@ def give_up_running_attempts(connection: Connection, job_key: int, now: float) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotUse:
-    """Whether a slot has a trajectory, whether an attempt at it is running, and how many attempts failed."""
+    """Whether a slot has a trajectory, whether an attempt at the slot is running, and how many attempts failed."""
 
     filled: bool = False
     running: bool = False

@@ -33,6 +33,6 @@ def time_before(connection: Connection, now: float, age_s: float) -> float:
     """
     query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
     jumped_s = 0.0
-    while (found_s := connection.execute(query, (now - age_s - jumped_s,)).fetchone()[0]) > jumped_s:
-        jumped_s = found_s  # the earlier time may have further jumps after it
+    while (sum_s := connection.execute(query, (now - age_s - jumped_s,)).fetchone()[0]) > jumped_s:
+        jumped_s = sum_s  # since the earlier time there may be further jumps
     return now - age_s - jumped_s

@@ -100,7 +100,7 @@ def find_group(connection: Connection, job_key: int, epoch: int, position: int) 
 
 
 def open_groups(connection: Connection, job_key: int, *, after: tuple[int, int], limit: int) -> list[GroupRecord]:
-    """Returns at most ``limit`` open groups in playing order, from the first after (epoch, position) on."""
+    """Returns up to ``limit`` open groups that follow ``after`` (epoch, position) in playing order."""
     query = (
         "SELECT * FROM groups WHERE job_key = ? AND state = 'open' AND (epoch, position) > (?, ?) "
         "ORDER BY epoch, position LIMIT ?"

@@ -35,8 +35,8 @@ def newest_deliveries(connection: Connection, job_key: int, since: float) -> lis
     )
     newest_first = connection.execute(query, (job_key, since, MAX_DELIVERIES)).fetchall()
     return [
-        TimedDelivery(delivered_at=at, waited_s=waited_s, version=int(version), group_count=count)
-        for at, waited_s, version, count in reversed(newest_first)
+        TimedDelivery(delivered_at=delivered_at, waited_s=waited_s, version=int(version), group_count=count)
+        for delivered_at, waited_s, version, count in reversed(newest_first)
         if version is not None
     ]
 

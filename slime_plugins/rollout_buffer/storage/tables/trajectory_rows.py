@@ -34,7 +34,7 @@ def count_members(connection: Connection, group_key: int) -> int:
 
 
 def members_of(connection: Connection, group_key: int) -> list[Member]:
-    """Returns the trajectories of a group as members, in slot order. Each is its own source; a dummy has another's."""
+    """Returns the trajectories of a group as members, in slot order. Each is its own source."""
     query = (
         "SELECT uid, instance_id, slot, reward, raw_reward, uid AS source_uid FROM trajectories "
         "WHERE group_key = ? AND late = 0 ORDER BY slot, key"
