@@ -82,7 +82,10 @@ def _rows_by_step(rollout_data: Mapping[str, Any]) -> list[list[int]]:
 
 
 def is_reporting_rank() -> bool:
-    """Returns True if this rank reports its rows: of the ranks with the same rows, one that has their advantages."""
+    """Returns True if this rank reports its rows: of the ranks with the same rows, one that has their advantages.
+
+    With context parallelism no rank reports, because each has only parts of its rows.
+    """
     from megatron.core import mpu  # type: ignore[import-not-found]  # only where slime trains
 
     first = mpu.get_tensor_model_parallel_rank() == 0 and mpu.get_context_parallel_rank() == 0
@@ -164,7 +167,7 @@ def rows_to_report(args: Any, rollout_data: dict[str, Any]) -> Iterator[tuple[st
         mask = rollout_data["loss_masks"][number].bool()
         if not isinstance(name, RowName) or not name.job_id or not mask.any():
             continue
-        own, theirs, advantages, entropy = (
+        log_probs, engine_log_probs, advantages, entropy = (
             rollout_data[key][number].detach().float()[mask].tolist() if rollout_data.get(key) else None
             for key in ("log_probs", "rollout_log_probs", "advantages", "entropy")
         )
@@ -173,12 +176,12 @@ def rows_to_report(args: Any, rollout_data: dict[str, Any]) -> Iterator[tuple[st
             RowReport(
                 uid=name.uid,
                 row=name.row,
-                log_probs=own,
-                rollout_log_probs=theirs,
+                log_probs=log_probs,
+                rollout_log_probs=engine_log_probs,
                 advantage=_mean(advantages),
                 entropy=_mean(entropy),
                 loss_share=float(mask.sum() / rollout_data["rollout_mask_sums"][number]) / trajectories,
-                clip_share=_clipped(own, theirs, low, high),
+                clip_share=_clipped(log_probs, engine_log_probs, low, high),
             ),
         )
 
@@ -187,11 +190,14 @@ def _mean(values: list[float] | None) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _clipped(own: list[float] | None, theirs: list[float] | None, low: float, high: float) -> float | None:
-    """Returns the share of tokens whose ratio to the engine's policy is outside of PPO's clip range."""
-    if own is None or theirs is None:
+def _clipped(ours: list[float] | None, engines: list[float] | None, low: float, high: float) -> float | None:
+    """Returns the share of tokens whose ratio to the engine's policy is outside of PPO's clip range.
+
+    ``ours`` and ``engines`` are the log-probs of the trainer and of the engine.
+    """
+    if ours is None or engines is None:
         return None
-    ratios = [math.exp(min(20.0, ours - engines)) for ours, engines in zip(own, theirs, strict=True)]
+    ratios = [math.exp(min(20.0, one - other)) for one, other in zip(ours, engines, strict=True)]
     return sum(not low <= ratio <= high for ratio in ratios) / len(ratios)
 
 

@@ -185,19 +185,19 @@ def read_settings(args: Any) -> RolloutSettings:
     if getattr(args, "reward_key", None):
         raise ConfigError("--reward-key selects a part of a reward, and the rewards of a rollout buffer are numbers")
     refuse_unknown_attributes(args)
-    own = buffer_attributes(args)
-    retries = own.fetch_trajectory_retry_times
+    attributes = buffer_attributes(args)
+    retries = attributes.fetch_trajectory_retry_times
     return RolloutSettings(
         buffer_url=_buffer_url(args),
         token=buffer_token(args),
-        job_id=own.rollout_buffer_job_id or _derived_job_id(args),
+        job_id=attributes.rollout_buffer_job_id or _derived_job_id(args),
         groups_per_rollout=_at_least_one(args, "rollout_batch_size"),
         samples_per_group=_at_least_one(args, "n_samples_per_prompt"),
         max_failures=None if retries < 0 else retries,
-        on_exhausted=own.rollout_buffer_on_exhausted,
-        wait_s=own.rollout_buffer_wait_s,
-        lease_s=own.rollout_buffer_lease_s,
-        timeout_s=own.rollout_buffer_timeout_s,
+        on_exhausted=attributes.rollout_buffer_on_exhausted,
+        wait_s=attributes.rollout_buffer_wait_s,
+        lease_s=attributes.rollout_buffer_lease_s,
+        timeout_s=attributes.rollout_buffer_timeout_s,
         pause_between_rollouts=bool(getattr(args, "offload_rollout", False)),
         on_policy=_on_policy(args),
     )
@@ -209,14 +209,14 @@ def read_image_settings(args: Any) -> ImageSettings | None:
     Raises:
         ConfigError: a value is invalid.
     """
-    own = buffer_attributes(args)
-    if own.rollout_buffer_images == "tokens":
+    attributes = buffer_attributes(args)
+    if attributes.rollout_buffer_images == "tokens":
         return None
     return ImageSettings(
-        cache_bytes=int(1e6 * own.rollout_buffer_image_cache_mb),
-        fetches_at_once=own.rollout_buffer_image_fetches,
-        threads=own.rollout_buffer_image_threads,
-        pixel_dtype=own.rollout_buffer_pixel_dtype,
+        cache_bytes=int(1e6 * attributes.rollout_buffer_image_cache_mb),
+        fetches_at_once=attributes.rollout_buffer_image_fetches,
+        threads=attributes.rollout_buffer_image_threads,
+        pixel_dtype=attributes.rollout_buffer_pixel_dtype,
     )
 
 
@@ -226,16 +226,16 @@ def read_row_settings(args: Any, samples_per_group: int) -> RowSettings:
     Raises:
         ConfigError: a value is invalid.
     """
-    own = buffer_attributes(args)
+    attributes = buffer_attributes(args)
     return RowSettings(
         samples_per_group=samples_per_group,
         masks=read_mask_settings(args),
-        max_row_tokens=own.rollout_buffer_max_row_tokens,
-        report_drift=own.rollout_buffer_report_drift,
-        keep_pictures=own.rollout_buffer_keep_images,
+        max_row_tokens=attributes.rollout_buffer_max_row_tokens,
+        report_drift=attributes.rollout_buffer_report_drift,
+        keep_pictures=attributes.rollout_buffer_keep_images,
         log_probs_wanted_by=log_probs_wanted_by(args),
         turn_discount=read_turn_discount(args),
-        max_token_lag=own.rollout_buffer_max_token_lag,
+        max_token_lag=attributes.rollout_buffer_max_token_lag,
         records=wanted_records(args),
         experts_width=_routed_ids_per_token(args),
     )
@@ -305,12 +305,12 @@ def read_tracking_settings(args: Any) -> TrackingSettings:
     Raises:
         ConfigError: a value is invalid.
     """
-    own = buffer_attributes(args)
+    attributes = buffer_attributes(args)
     return TrackingSettings(
         use_wandb=bool(getattr(args, "use_wandb", False)),
-        json_lines=_path(own.rollout_buffer_metrics_file),
-        tensorboard=_path(own.rollout_buffer_tensorboard_dir),
-        example_interval=own.rollout_buffer_example_interval,
+        json_lines=_path(attributes.rollout_buffer_metrics_file),
+        tensorboard=_path(attributes.rollout_buffer_tensorboard_dir),
+        example_interval=attributes.rollout_buffer_example_interval,
     )
 
 
@@ -446,14 +446,14 @@ def _eval_set(args: Any, name: str, path: str, dataset: Any) -> EvalSet:
 
 
 def _engine_and_task(args: Any) -> dict[str, Any]:
-    own = buffer_attributes(args)
+    attributes = buffer_attributes(args)
     return {
-        "num_process": own.rollout_num_process,
+        "num_process": attributes.rollout_num_process,
         "remote_engine_url": engine_url(args),
         "remote_buffer_url": _buffer_url(args),
         "task_type": args.rollout_task_type,
         "tokenizer_path": args.hf_checkpoint,
-        **_set_values(exact_prompts=own.rollout_buffer_exact_prompts),
+        **_set_values(exact_prompts=attributes.rollout_buffer_exact_prompts),
     }
 
 
@@ -517,10 +517,10 @@ def _limits_of_playing_ahead(args: Any) -> dict[str, int]:
 
 
 def _on_policy(args: Any) -> bool:
-    own = buffer_attributes(args)
-    if own.rollout_buffer_on_policy and "max_groups_ahead" in own.rollout_buffer_options:
+    attributes = buffer_attributes(args)
+    if attributes.rollout_buffer_on_policy and "max_groups_ahead" in attributes.rollout_buffer_options:
         raise ConfigError("rollout_buffer_on_policy plays one rollout ahead: leave max_groups_ahead out of the options")
-    return own.rollout_buffer_on_policy
+    return attributes.rollout_buffer_on_policy
 
 
 def _derived_job_id(args: Any) -> str:
@@ -528,15 +528,15 @@ def _derived_job_id(args: Any) -> str:
 
     Options that a start may change in a running job do not count.
     """
-    own = buffer_attributes(args)
+    attributes = buffer_attributes(args)
     work = {
         "save": getattr(args, "save", None) or getattr(args, "load", None),
         "task_type": args.rollout_task_type,
         "input_file": args.prompt_data,
-        "num_epoch": own.num_epoch,
+        "num_epoch": attributes.num_epoch,
         "samples_per_group": args.n_samples_per_prompt,
         "sampling_params": _sampling_params(args),
-        "options": {key: value for key, value in own.rollout_buffer_options.items() if key not in CHANGEABLE},
+        "options": {key: value for key, value in attributes.rollout_buffer_options.items() if key not in CHANGEABLE},
     }
     canonical = json.dumps(work, sort_keys=True, default=str)
     return f"{args.rollout_task_type}-{hashlib.sha256(canonical.encode()).hexdigest()[:16]}"

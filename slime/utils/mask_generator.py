@@ -378,8 +378,8 @@ class MultiTurnLossMaskGenerator:
         """True for the types of this module; false for custom ones."""
         plain = type(self).get_loss_mask is MultiTurnLossMaskGenerator.get_loss_mask
         name = f"gen_multi_turn_loss_mask_{self.tokenizer_type}"
-        own, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
-        return plain and own is not None and own is built_in
+        method, built_in = getattr(type(self), name, None), getattr(MultiTurnLossMaskGenerator, name, None)
+        return plain and method is not None and method is built_in
 
     def _masked_by_type(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> MaskedConversation:
         """Returns the mask of this type; for a custom type, its stretches of trained tokens count as turns."""
@@ -392,9 +392,9 @@ class MultiTurnLossMaskGenerator:
         return MaskedConversation(token_ids, loss_mask, tuple(turns))
 
     def _method(self) -> Callable[[Sequence[Message], Sequence[Any] | None], IdsAndMask]:
-        own: Any = getattr(self, f"gen_multi_turn_loss_mask_{self.tokenizer_type}", None)
-        if own is not None:
-            return own  # type: ignore[no-any-return]  # found by name: a built-in type, or a subclass's own
+        method: Any = getattr(self, f"gen_multi_turn_loss_mask_{self.tokenizer_type}", None)
+        if method is not None:
+            return method  # type: ignore[no-any-return]  # found by name: a built-in type, or a subclass's own
 
         if self.tokenizer_type in _registered:
             registered = _registered[self.tokenizer_type]

@@ -204,6 +204,7 @@ class _Conversation:
             else:
                 prompt = prompt.removesuffix(opening)  # a distilled DeepSeek: slime trains the message's marker, too
         end = "" if index in self._cut else self._dialect.end_marker
+        # Calls alone are a part of the template's render, which has the end marker already.
         output = written if end and written.endswith(end) and self._is_calls_alone(index) else written + end
         return WrittenTurn(index, prompt, output, tuple(undecided))
 

@@ -85,9 +85,9 @@ class AgentSide:
         rollout = self._rollouts.get(rollout_id)
         if rollout is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r}")
-        done = rollout.task.done() and not rollout.task.cancelled() and rollout.task.exception() is None
-        state = {"rollout_id": rollout_id, "state": "done" if done else "running"}
-        return {**state, "response": rollout.task.result()} if done else state
+        is_done = rollout.task.done() and not rollout.task.cancelled() and rollout.task.exception() is None
+        state = {"rollout_id": rollout_id, "state": "done" if is_done else "running"}
+        return {**state, "response": rollout.task.result()} if is_done else state
 
     async def close(self) -> None:
         """Cancels all running rollouts and closes connections."""
@@ -109,7 +109,7 @@ class AgentSide:
         server_url = self._hosts.checked(request.server_url)
         rollout = _Rollout(fingerprint=fingerprint, task=asyncio.create_task(self._play(request, server_url)))
         self._rollouts[request.rollout_id] = rollout
-        rollout.task.add_done_callback(lambda done: self._ended(request.rollout_id, rollout, done))
+        rollout.task.add_done_callback(lambda task: self._ended(request.rollout_id, rollout, task))
         return rollout
 
     async def _play(self, request: RolloutBody, server_url: str) -> dict[str, Any]:
@@ -117,12 +117,12 @@ class AgentSide:
         tool_session = self.tools.open_session(request)
         return await RolloutLoop(request, server_url, tokens, tool_session, self._http(), self.settings).play()
 
-    def _ended(self, rollout_id: str, rollout: _Rollout, done: asyncio.Task[dict[str, Any]]) -> None:
+    def _ended(self, rollout_id: str, rollout: _Rollout, task: asyncio.Task[dict[str, Any]]) -> None:
         """Stores the result of a rollout, or removes a refused one, so that a corrected request may use its id."""
         rollout.ended_at = self._clock()
         if self._rollouts.get(rollout_id) is not rollout:
             return
-        if done.cancelled() or done.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             del self._rollouts[rollout_id]
         else:
             self._rollouts.move_to_end(rollout_id)

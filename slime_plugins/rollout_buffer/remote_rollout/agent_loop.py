@@ -168,9 +168,9 @@ def _ms_since(start: float) -> float:
 
 
 def _capped(sampling_params: Mapping[str, Any], room: int) -> dict[str, Any]:
-    """Returns the sampling parameters with token limits of at most ``room``, the rest of the sequence."""
+    """Returns the sampling parameters with token limits of at most ``room``, the tokens left in the sequence."""
     params = dict(sampling_params)
-    given = [key for key in CAP_KEYS if type(params.get(key)) is int]
-    for key in given:
+    caps = [key for key in CAP_KEYS if type(params.get(key)) is int]
+    for key in caps:
         params[key] = min(params[key], room)
-    return params if given else {**params, "max_tokens": room}
+    return params if caps else {**params, "max_tokens": room}

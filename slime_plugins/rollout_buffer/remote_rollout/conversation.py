@@ -1,4 +1,4 @@
-"""Renders the messages of either side as they were sent, and compares replies apart from their form."""
+"""Renders the messages of either side as they were sent, and compares replies regardless of their form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CountMethod(StrEnum):
     Both methods give the same count, unless the tokenizer would encode the sampled text to other ids.
     """
 
-    IDS = "ids"  # the ids of the sequence so far, and a bridge
+    IDS = "ids"  # the ids of the sequence so far, and the template's ids of the new messages
     TEXT = "text"  # the whole conversation rendered again
 
 
@@ -47,7 +47,7 @@ def reply_key(message: Message) -> bytes:
 
 
 def is_same_reply(left: Message, right: Message) -> bool:
-    """Returns True if two messages are the same reply, apart from their form."""
+    """Returns True if two messages are the same reply, regardless of their form."""
     if left == right:
         return True
     left, right = read_conversation([left, right]).messages

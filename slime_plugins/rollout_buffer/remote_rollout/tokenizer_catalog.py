@@ -52,7 +52,7 @@ class TokenizerCatalog:
         task = self._cached.get(key)
         if task is None:
             task = self._cached[key] = asyncio.create_task(self._load_chat_tokens(key, name))
-            task.add_done_callback(lambda done: self._evict_failed(key, done))
+            task.add_done_callback(lambda loaded: self._evict_failed(key, loaded))
         self._cached.move_to_end(key)
         while len(self._cached) > self._settings.max_cached:
             self._cached.popitem(last=False)
@@ -110,10 +110,10 @@ class TokenizerCatalog:
         logger.info("loaded tokenizer %s%s", name, f" at {revision}" if revision else "")
         return tokens
 
-    def _evict_failed(self, key: Key, done: asyncio.Task[ChatTokens]) -> None:
+    def _evict_failed(self, key: Key, task: asyncio.Task[ChatTokens]) -> None:
         """Removes a failed load, so that the next request tries again."""
-        failed = done.cancelled() or done.exception() is not None
-        if failed and self._cached.get(key) is done:
+        failed = task.cancelled() or task.exception() is not None
+        if failed and self._cached.get(key) is task:
             del self._cached[key]
 
 

@@ -81,8 +81,8 @@ class JobProgress:
 
 def _ended_ids(delivery: RolloutData) -> Counter[str]:
     """Returns the ids of the filtered and failed groups: those that a delivery names but does not contain."""
-    named = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
-    return named - Counter(_delivered_ids(delivery.items))
+    finished = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
+    return finished - Counter(_delivered_ids(delivery.items))
 
 
 def _delivered_ids(items: Sequence[RolloutItem]) -> list[str]:

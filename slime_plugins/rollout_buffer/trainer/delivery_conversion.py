@@ -101,25 +101,25 @@ class DeliveryConverter:
         Raises:
             ConfigError: the tensors of this delivery do not fit the available memory.
         """
-        left = available_bytes()
+        available = available_bytes()
         played = [item for item in items if not item.remove_sample]
         shown = [sha256 for item in played for sha256 in images_of_rows(item)]
         needed = tensor_bytes(vision, shown, images)
-        if left is None or not needed:
+        if available is None or not needed:
             return
         about = f"{len(shown)} screenshots of {len(played)} trajectories become {needed / 1e9:.1f} GB of tensors"
         advice = (
             "bfloat16 pixels (rollout_buffer_pixel_dtype) halve them; or fewer trajectories, or smaller screenshots"
         )
-        if needed > left:
-            raise ConfigError(f"{about}, and {left / 1e9:.1f} GB of memory are left: {advice}")
+        if needed > available:
+            raise ConfigError(f"{about}, and {available / 1e9:.1f} GB of memory are left: {advice}")
         whole = needed / len(played) * max(self._trajectories or 0, len(played))
-        if self._trajectories is not None and whole > left:
+        if self._trajectories is not None and whole > available:
             logger.warning(
                 "%s, and the whole batch about %.1f GB, of which %.1f GB are left: %s",
                 about,
                 whole / 1e9,
-                left / 1e9,
+                available / 1e9,
                 advice,
             )
         self._trajectories = None
@@ -132,7 +132,7 @@ class DeliveryConverter:
 
 def available_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int | None:
     """Returns the bytes available without swapping, the lower of machine and control group; None if unknown."""
-    known = [left for left in (_of_machine(meminfo), _of_control_group(control_group)) if left is not None]
+    known = [size for size in (_of_machine(meminfo), _of_control_group(control_group)) if size is not None]
     return min(known, default=None)
 
 

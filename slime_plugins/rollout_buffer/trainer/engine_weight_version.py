@@ -35,9 +35,9 @@ async def weight_version_of(engine_url: str | None) -> int | None:
 
 
 async def _newest(session: aiohttp.ClientSession, url: str) -> int | None:
-    own = await _version(session, url)
-    if own is not None:
-        return own
+    version = await _version(session, url)
+    if version is not None:
+        return version
     workers = await _workers(session, url)
     versions = await asyncio.gather(*(_version(session, worker) for worker in workers), return_exceptions=True)
     return max((version for version in versions if isinstance(version, int)), default=None)

@@ -285,8 +285,8 @@ class JobFeed:
         """
         self._poll_id = uuid.uuid4().hex
         if delivery.delivery_id is not None:
-            left = {earlier: groups - delivery.group_numbers for earlier, groups in self._taken.items()}
-            self._taken = {earlier: groups for earlier, groups in left.items() if groups}
+            remaining = {earlier: groups - delivery.group_numbers for earlier, groups in self._taken.items()}
+            self._taken = {earlier: groups for earlier, groups in remaining.items() if groups}
             self._taken[delivery.delivery_id] = delivery.group_numbers
 
     def acknowledge_later(self, deliveries: Mapping[str, frozenset[int]]) -> None:

@@ -46,7 +46,9 @@ from slime_plugins.rollout_buffer.wire import RolloutItem
 logger = logging.getLogger(__name__)
 
 DOCUMENTED_TYPE = "custom_task"
-OWN_METHOD = "gen_multi_turn_loss_mask_"
+"""The type of classes with ``get_custom_multi_turn_loss_mask``."""
+METHOD_PREFIX = "gen_multi_turn_loss_mask_"
+"""Before the name of a type in the name of its method."""
 SLIMES_MODULE = "slime.utils.mask_utils"
 HOW = (
     "set rollout_buffer_loss_mask: module:Class (or /path/file.py:Class, or a module that calls "
@@ -78,13 +80,13 @@ class ClassWithoutRows:
 
     is_built_in = False
 
-    def __init__(self, own: Any) -> None:
-        self.own = own
-        self.tokenizer = getattr(own, "tokenizer", None)
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        self.tokenizer = getattr(wrapped, "tokenizer", None)
 
     def get_loss_mask(self, messages: Any, tools: Any = None) -> tuple[list[int], list[int]]:
         """Calls the class and checks its result."""
-        return call_with_tools(self.own.get_loss_mask, messages, tools)
+        return call_with_tools(self.wrapped.get_loss_mask, messages, tools)
 
     def rebuild_rows(self, messages: Any, tools: Any = None, **_: Any) -> RebuiltRows:
         """Returns the one row of the class's mask."""
@@ -156,10 +158,10 @@ def _tokenizer(path: str | None) -> Any:
 def _make(kind: Any, settings: MaskSettings, tokenizer: Any, loss_mask_type: str) -> Masks:
     options = json.loads(settings.chat_template_kwargs)
     if not (isinstance(kind, type) and issubclass(kind, MultiTurnLossMaskGenerator)):
-        own = kind(tokenizer, loss_mask_type)
-        if not callable(getattr(own, "get_loss_mask", None)):
+        wrapped = kind(tokenizer, loss_mask_type)
+        if not callable(getattr(wrapped, "get_loss_mask", None)):
             raise ConfigError(f"{kind!r} has no get_loss_mask(messages)")
-        return ClassWithoutRows(own)
+        return ClassWithoutRows(wrapped)
     if kind.__init__ is MultiTurnLossMaskGenerator.__init__:
         return kind(tokenizer, loss_mask_type, chat_template_kwargs=options)
     return kind(tokenizer, loss_mask_type)
@@ -173,10 +175,10 @@ def _types_for(kind: Any, wanted: str) -> list[str]:
     """
     if wanted not in BUILT_IN_TYPES:
         return [wanted]
-    own = [name.removeprefix(OWN_METHOD) for name in vars(kind) if name.startswith(OWN_METHOD)]
+    defined = [name.removeprefix(METHOD_PREFIX) for name in vars(kind) if name.startswith(METHOD_PREFIX)]
     if hasattr(kind, "get_custom_multi_turn_loss_mask"):
-        own.append(DOCUMENTED_TYPE)
-    return [wanted] if wanted in own or not own else own
+        defined.append(DOCUMENTED_TYPE)
+    return [wanted] if wanted in defined or not defined else defined
 
 
 # --- finding the class -----------------------------------------------------------------------------------------------
@@ -262,10 +264,10 @@ def _module_of_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    for known in ("Any", "Dict", "List", "Optional", "Sequence", "Tuple", "Union"):
-        setattr(module, known, getattr(typing, known))
-    for own in (MultiTurnLossMaskGenerator, get_response_lengths, register_loss_mask_type):
-        setattr(module, own.__name__, own)
+    for type_name in ("Any", "Dict", "List", "Optional", "Sequence", "Tuple", "Union"):
+        setattr(module, type_name, getattr(typing, type_name))
+    for value in (MultiTurnLossMaskGenerator, get_response_lengths, register_loss_mask_type):
+        setattr(module, value.__name__, value)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)

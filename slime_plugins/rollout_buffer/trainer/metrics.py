@@ -137,7 +137,10 @@ def _succeeded(member: TrajectoryFacts) -> bool:
 
 
 def _repeats(text: str) -> bool:
-    """Returns True if a long text is repetitive, by the measure of slime's ``repetition_frac``."""
+    """Returns True if a text is longer than ``REPETITION_CHARACTERS`` and its end compresses by ``REPETITION_RATIO``.
+
+    slime measures ``repetition_frac`` in the same way.
+    """
     end = text[-REPETITION_CHARACTERS:].encode(errors="replace")  # text from JSON may hold lone surrogates
     return len(text) > REPETITION_CHARACTERS and len(end) > REPETITION_RATIO * len(zlib.compress(end, 9))
 
@@ -191,6 +194,7 @@ def _pick(metrics: Metrics, *names: str) -> Metrics:
 
 
 def _shares(name: str, values: Sequence[Any]) -> Metrics:
+    """Returns the share of each value among all, in which None counts as well."""
     counts = Counter(str(value) for value in values if value is not None)
     return {f"{name}/{value}": count / len(values) for value, count in sorted(counts.items())}
 

@@ -514,8 +514,8 @@ def _with_image_hashes(rows: list[TrainingRow], item: RolloutItem) -> list[Train
 
 def _replies(item: RolloutItem) -> str:
     """Returns the joined text of the assistant messages."""
-    written = [message.get("content") for message in item.messages if message.get("role") == "assistant"]
-    return "\n".join(content for content in written if isinstance(content, str))
+    contents = [message.get("content") for message in item.messages if message.get("role") == "assistant"]
+    return "\n".join(content for content in contents if isinstance(content, str))
 
 
 def _versions(sampled: Sequence[Generation]) -> list[str]:

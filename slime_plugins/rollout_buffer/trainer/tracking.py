@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 STEP = "rollout/step"
 EXAMPLES = "rollout/examples"
 TEXT_LIMIT = 4000
+"""Maximum number of characters of an example's last reply."""
 TIMEOUT_S = 30.0
 """How long a rollout waits for a sink."""
 
@@ -68,6 +69,7 @@ class Tracker:
     """Sends metrics to sinks. The first failure of a sink is logged; a sink that hangs is skipped until it returns."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
+        """``before_filter`` are sinks to which slime itself logs all other metrics; to ``everything`` it logs none."""
         self._before_filter = [_SinkThread(sink) for sink in before_filter]
         self._everything = [_SinkThread(sink) for sink in everything]
 

@@ -50,7 +50,7 @@ def is_args(node: ast.expr) -> bool:
         return node.attr == "_args"
     if isinstance(node, ast.Call):
         return ast.unparse(node) == "buffer_attributes(args)"
-    return isinstance(node, ast.Name) and node.id in ("args", "own")
+    return isinstance(node, ast.Name) and node.id in ("args", "attributes")
 
 
 def constants(nodes: list[ast.expr]) -> Iterator[str]:

@@ -149,7 +149,9 @@ def test_odd_trajectories_without_log_probs_become_dummies_and_the_others_keep_t
 
     assert replace_trajectories_without_log_probs(groups) == 2
     assert [rows_of(entry)[0].remove_sample for entry in groups[0]] == [False, False, False, True]
-    assert "no log-probs" in groups[1][1].metadata["dummy_reason"]
+    metadata = groups[1][1].metadata
+    assert "no log-probs" in metadata["dummy_reason"]
+    assert (metadata["row_source"], metadata["rows"]) == ("dummy", 1)
     assert replace_trajectories_without_log_probs(groups) == 0
 
 

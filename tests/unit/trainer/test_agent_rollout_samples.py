@@ -187,7 +187,7 @@ def test_what_cannot_be_trained_becomes_a_dummy_that_says_why(changes: dict[str,
     assert reason in bad.metadata["dummy_reason"]
 
 
-@pytest.mark.parametrize("token", [12_288, 2**24, 2**31, 10**12])
+@pytest.mark.parametrize("token", [-1, 12_288, 2**24, 2**31, 10**12])
 def test_an_id_that_the_model_does_not_have_costs_its_own_trajectory_alone(token: int) -> None:
     """It would end the training of the whole batch on the device, and as a tensor even before."""
     odd = item(uid="odd", generations=(Generation([1, 2, 3], [10, token], [-0.5, -0.25]),))

@@ -134,6 +134,15 @@ def test_a_turn_that_the_template_leaves_open_is_not_closed_by_the_end_of_the_ne
     assert "did not close the turn of message 1" in masked.undecided[0].detail
 
 
+def test_a_reply_that_spells_the_token_before_a_users_message_is_trained_to_its_end() -> None:
+    template = SIMPLE.replace(
+        "'<|im_start|>' + m.role", "('<|im_start|>' if m.role == 'assistant' else '<tool_call>') + m.role"
+    )
+    one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
+    token_ids, loss_mask = one.get_loss_mask([user("one"), assistant("two <tool_call> three")])
+    assert one.get_text_from_loss_mask(token_ids, loss_mask) == ["two <tool_call> three<|im_end|>"]
+
+
 def test_a_template_that_ends_a_turn_with_the_token_of_the_next_message_is_refused() -> None:
     roles = "{{ '<|im_end|>' if m.role == 'user' else '<|im_start|>' if m.role == 'assistant' else '<|endoftext|>' }}"
     glm = "{% for m in messages %}" + roles + "{{ '\n' + m.content }}{% endfor %}{{ '<|im_end|>' if closed }}"

@@ -132,18 +132,18 @@ class TrainerSession:
     def _append(self, recorded: RecordedTurn, counted_by: CountMethod) -> None:
         """Adds a recorded turn to ``turns``, and the forms of its reply to ``replies``."""
         sampled, tools = recorded.sampled.output_ids, self.view.tools
-        kind, kept, entered = TurnKind.FIRST, 0, array("i")
+        kind, kept_tokens, entered = TurnKind.FIRST, 0, array("i")
         if self.turns:
             held = self.held_ids
             if recorded.parent is self.turns[-1].recorded:
-                kept, entered = len(held), recorded.context_ids
+                kept_tokens, entered = len(held), recorded.context_ids
             else:
                 prompt = recorded.held_ids()[: -len(sampled)]
-                kept = common_prefix_length(held, prompt)
-                entered = array("i", prompt[kept:])
-            kind = TurnKind.CONTINUED if kept == len(held) else TurnKind.EDITED
+                kept_tokens = common_prefix_length(held, prompt)
+                entered = array("i", prompt[kept_tokens:])
+            kind = TurnKind.CONTINUED if kept_tokens == len(held) else TurnKind.EDITED
         self.turns.append(
-            Turn(recorded=recorded, kind=kind, kept_tokens=kept, entered_ids=entered, counted_by=counted_by)
+            Turn(recorded=recorded, kind=kind, kept_tokens=kept_tokens, entered_ids=entered, counted_by=counted_by)
         )
         text = self.tokens.text(sampled)
         with_calls = message_with_calls(text, recorded.number, tools)
@@ -233,13 +233,13 @@ async def plan_turn(
     entered = EnteredTokens(count=0)
     if session.turns:
         held = session.held_ids
-        kept = common_prefix_length(held, prompt.ids)
-        is_edited = kept < len(held)
-        note = f" (the context was edited: of {len(held)} tokens held, {kept} are left)" if is_edited else ""
+        kept_tokens = common_prefix_length(held, prompt.ids)
+        is_edited = kept_tokens < len(held)
+        note = f" (the context was edited: of {len(held)} tokens held, {kept_tokens} are left)" if is_edited else ""
         others: tuple[tuple[CountMethod, Callable[[], int]], ...] = ()
         if text_counts:
             others = ((CountMethod.TEXT, lambda: _count_by_text(session, messages, tools, is_edited=is_edited)),)
-        entered = EnteredTokens(count=len(prompt.ids) - kept, note=note, others=others)
+        entered = EnteredTokens(count=len(prompt.ids) - kept_tokens, note=note, others=others)
     return PlannedTurn(prompt=prompt, entered=entered, conversation=conversation, tools=tools)
 
 

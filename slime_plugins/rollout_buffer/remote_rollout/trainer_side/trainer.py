@@ -250,7 +250,7 @@ class TrainerSide:
             return repeated
         task = asyncio.create_task(self._sample(session, call, fingerprint))
         session.in_flight, session.in_flight_fingerprint = task, fingerprint
-        task.add_done_callback(lambda done: _no_longer_in_flight(session, done))
+        task.add_done_callback(lambda finished: _no_longer_in_flight(session, finished))
         return await asyncio.shield(task)  # a caller that disconnects may repeat the call for the answer
 
     async def _repeated(
@@ -335,12 +335,12 @@ class TrainerSide:
             )
         caps = [room, self.settings.max_new_tokens, session.opened.max_new_tokens]
         caps += [call.max_new_tokens, call.max_completion_tokens, call.max_tokens]
-        given = call.model_extra or {}
+        options = call.model_extra or {}
         return SamplingParams(
             max_new_tokens=min(cap for cap in caps if cap is not None),
             temperature=DEFAULT_TEMPERATURE if call.temperature is None else call.temperature,
             top_p=1.0 if call.top_p is None else call.top_p,
-            extra={key: given[key] for key in _ENGINE_OPTIONS if given.get(key) is not None},
+            extra={key: options[key] for key in _ENGINE_OPTIONS if options.get(key) is not None},
         )
 
     async def _generate(
@@ -498,11 +498,11 @@ class TrainerSide:
             logger.info("rollout %s is %s: %s", session.rollout_id, state.value, reason)
 
 
-def _no_longer_in_flight(session: TrainerSession, done: asyncio.Task[dict[str, Any]]) -> None:
-    if session.in_flight is done:
+def _no_longer_in_flight(session: TrainerSession, task: asyncio.Task[dict[str, Any]]) -> None:
+    if session.in_flight is task:
         session.in_flight = None
-    if not done.cancelled():
-        done.exception()  # asyncio logs an exception that nobody retrieves, and perhaps no caller waits for this one
+    if not task.cancelled():
+        task.exception()  # asyncio logs an exception that nobody retrieves, and perhaps no caller waits for this one
 
 
 def _because(session: TrainerSession) -> str:

@@ -36,6 +36,7 @@ def trajectory_of(session: TrainerSession, end: EndBody, *, reward: float) -> Tr
         finish_reason = "length"
     outcome, stop_reason = _ENDINGS.get(finish_reason, (Outcome.COMPLETED, StopReason.STOP))
     opened = session.opened.filled_by(end)
+    # Outcome and stop reason follow from the finish reason, whatever ``extra_info`` holds under their names.
     reported = {key: value for key, value in end.extra_info.items() if key not in ("outcome", "stop_reason")}
     return Trajectory(
         uid=opened.uid or session.rollout_id,
