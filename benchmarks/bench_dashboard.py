@@ -154,7 +154,7 @@ def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Co
 
 
 def gets(ask: Callable[[str], Any]) -> Iterator[Get]:
-    """Returns every request of the dashboard and of Prometheus, with every filter: with and without matches."""
+    """Yields every GET request of the dashboard and of Prometheus, each filter with matches and without."""
     yield Get("the page", "/")
     yield Get("its largest file", "/dashboard/vendor/uplot/uPlot.iife.min.js")
     yield Get("/overview", "/overview?limit=20")
@@ -202,7 +202,7 @@ def trajectory_gets(job: str | None, ask: Callable[[str], Any]) -> Iterator[Get]
     of_job = {} if job is None else {"job_id": job}
     name = "all jobs" if job is None else job.rpartition("/")[2]
     path = f"/trajectories?{urlencode({'limit': 50, **of_job})}"
-    some = ask(path)["trajectories"][0]
+    first = ask(path)["trajectories"][0]
     filters: dict[str, dict[str, Any]] = {
         "first page": {},
         "last page": {"cursor": last_cursor(path, "trajectories", ask)},
@@ -213,16 +213,16 @@ def trajectory_gets(job: str | None, ask: Callable[[str], Any]) -> Iterator[Get]
         "rewards": {"min_reward": 0.9},
         "rewards, nothing found": {"min_reward": 50},
         "versions, nothing found": {"min_version": 900},
-        "an instance": {"instance_id": some["instance_id"]},
+        "an instance": {"instance_id": first["instance_id"]},
         "an instance, nothing found": {"instance_id": "nothing like this"},
-        "search, many found": {"search": some["instance_id"][:5]},
-        "search, one found": {"search": some["uid"]},
+        "search, many found": {"search": first["instance_id"][:5]},
+        "search, one found": {"search": first["uid"]},
         "search, nothing found": {"search": "nothing like this"},
         "all filters, nothing found": {"outcome": "completed", "success": "true", "min_reward": 0, "search": "no such"},
     }
     for what, query in filters.items():
         yield Get(f"{name}: trajectories, {what}", f"{path}&{as_query(query)}")
-    uid, owner = quote(some["uid"], safe=""), urlencode(of_job)
+    uid, owner = quote(first["uid"], safe=""), urlencode(of_job)
     yield Get(f"{name}: a trajectory", f"/trajectories/{uid}?{owner}")
     yield Get(f"{name}: its tokens", f"/token_rows/{uid}?{owner}")
 

@@ -50,11 +50,11 @@ GATEWAYS = ("gateway", "two processes", "without fsync", "in memory")
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-# --- the instant engine ----------------------------------------------------------------------------------------------
+# --- the engine ------------------------------------------------------------------------------------------------------
 
 
 class InstantEngine(asyncio.Protocol):
-    """One connection to the engine, with a minimal HTTP implementation."""
+    """One connection to the engine, with minimal HTTP. Replies wait ``wait_s``, streams after their first token."""
 
     def __init__(self, reply: bytes, events: tuple[bytes, bytes], wait_s: float) -> None:
         self._reply, self._events, self._wait_s = reply, events, wait_s
@@ -276,8 +276,8 @@ async def converse(
         began = time.perf_counter()
         if is_streamed:
             ended, events = await connection.stream(path, body)
-            said = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
-            messages.append({"role": "assistant", "content": said})
+            text = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
+            messages.append({"role": "assistant", "content": text})
         else:
             reply = orjson.loads(await connection.post(path, body))
             ended = time.perf_counter()

@@ -55,7 +55,7 @@ from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 TASKS = ("click-button", "click-tab", "enter-text", "choose-list", "email-inbox", "use-slider")
 NOWHERE = (80, 25)
 """In CSS points: a place above every page's content, where a tap has no effect."""
-SCALE = 2
+SCALE = 2  # screenshot pixels per CSS point, the generator's default
 WARM_UP = 1
 """Episodes of each page, for each contender, before the measurement."""
 
@@ -95,8 +95,8 @@ async def plain_playwright(pages: int, taps: int, settings: MiniWobSettings) -> 
     async def look(page: Any, protocol: Any) -> None:
         await page.evaluate("() => rollout.observe()")
         clip = {"x": 0, "y": 0, "width": POINTS[0], "height": POINTS[1], "scale": SCALE}
-        taken = await protocol.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip})
-        base64.b64decode(taken["data"])
+        shot = await protocol.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True, "clip": clip})
+        base64.b64decode(shot["data"])
 
     async def play(number: int) -> None:
         page, protocol = await free.get()

@@ -71,8 +71,8 @@ class RecordingEngine(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _RecordingHandler)
-        self.asked = Event()
-        self.asked_at = 0.0
+        self.first_request = Event()
+        self.first_request_at = 0.0
         Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -84,9 +84,9 @@ class _RecordingHandler(BaseHTTPRequestHandler):
     server: RecordingEngine
 
     def do_POST(self) -> None:
-        if not self.server.asked.is_set():
-            self.server.asked_at = time.monotonic()
-            self.server.asked.set()
+        if not self.server.first_request.is_set():
+            self.server.first_request_at = time.monotonic()
+            self.server.first_request.set()
         self.rfile.read(int(self.headers["Content-Length"]))
         body = b'{"error": {"message": "the prompt is too long"}}'
         self.send_response(400)
@@ -177,9 +177,9 @@ def play_first_turn(contender: Contender, url: str, pid: int, name: str) -> None
     try:
         began, used = time.monotonic(), _processor_s(pid)
         _post(f"{url}/start_rollout", payload)
-        if not engine.asked.wait(LIMIT_S):
+        if not engine.first_request.wait(LIMIT_S):
             raise SystemExit(f"job {job_id} sent no request to its engine")
-        contender.seconds[name].append(engine.asked_at - began)
+        contender.seconds[name].append(engine.first_request_at - began)
         contender.seconds[f"{name}, processor"].append(_processor_s(pid) - used)
     finally:
         _post(f"{url}/jobs/{job_id}/cancel", {})

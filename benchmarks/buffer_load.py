@@ -67,9 +67,9 @@ class Connection:
             if not data:
                 raise ConnectionError("the server closed the connection")
             self._held += data
-        found = self._held[:end]
+        content = self._held[:end]
         del self._held[: end + len(mark)]
-        return found
+        return content
 
     def _read(self, offset: int, size: int) -> int:
         """Reads ``size`` bytes into the reply at ``offset``; returns their end."""
@@ -210,8 +210,8 @@ class Writer:
         if not data:
             raise ConnectionError("the server closed the connection")
         self._reply += data
-        head, found, body = self._reply.partition(b"\r\n\r\n")
-        if found and len(body) >= _content_length(bytes(head).lower()):
+        head, separator, body = self._reply.partition(b"\r\n\r\n")
+        if separator and len(body) >= _content_length(bytes(head).lower()):
             if not head.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(f"{bytes(head.splitlines()[0])!r}: {bytes(body[:300])!r}")
             self._reply.clear()

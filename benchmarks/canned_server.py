@@ -85,9 +85,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8901)
     parser.add_argument("--reads", type=Path, required=True, help="what a read gets")
-    given = parser.parse_args()
-    listener = socket.create_server(("127.0.0.1", given.port), backlog=256)
-    items = given.reads.read_bytes()
+    options = parser.parse_args()
+    listener = socket.create_server(("127.0.0.1", options.port), backlog=256)
+    items = options.reads.read_bytes()
     serve(listener, items)
 
 

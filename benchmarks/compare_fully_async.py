@@ -79,7 +79,7 @@ def result_of(cell: dict[str, Any], report: dict[str, Any], processor_s: float) 
     }
     playable = {key: episode for key, episode in episodes.items() if not episode.fails}
     played = [playable[key] for key in trained if key in playable]
-    sizes = [sum(episode == instance for episode, _ in trained) for instance in range(LOOKED_AT)]
+    sizes = [sum(number == instance for number, _ in trained) for instance in range(LOOKED_AT)]
     possible = [sum((instance, slot) in playable for slot in range(MEMBERS)) for instance in range(LOOKED_AT)]
 
     def bias(of: str) -> float:
@@ -110,7 +110,7 @@ def play(checkout: Path, python: str, cell: dict[str, Any]) -> Result:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fully-async-")))
         prompts = folder / "prompts.jsonl"
-        prompts.write_text("".join(json.dumps({"instance_id": str(one)}) + "\n" for one in range(INSTANCES)))
+        prompts.write_text("".join(json.dumps({"instance_id": str(n)}) + "\n" for n in range(INSTANCES)))
         port = free_port()
         cell = {
             **cell,
@@ -183,7 +183,7 @@ def main() -> None:
     slime, python = os.environ.get("ROLLOUT_BUFFER_TEST_SLIME"), os.environ.get("ROLLOUT_BUFFER_TEST_SLIME_PYTHON")
     if not slime:
         raise SystemExit("set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
-    payload = {key: json.loads(value) for key, value in (result.split("=", 1) for result in options.option)}
+    payload = {key: json.loads(value) for key, value in (option.split("=", 1) for option in options.option)}
     console, results = Console(width=160), []
     with tempfile.TemporaryDirectory(prefix="slime-") as name:
         checkout = Path(name)

@@ -9,8 +9,8 @@ computes evicted prefixes again, so that more requests give less throughput. Wit
 queue, and the engine reports the queue (``says_load``).
 
 The runner's own ``ConcurrencyController`` over ``rules/concurrency.py`` runs on the simulation's clock. Output per
-number: tokens per second as a share of the best fixed number's, the median duration of an episode (the age of its first
-tokens), and the numbers that auto chose in the second half. Everything follows from the seed.
+number: tokens per second as a share of the best fixed number's, the median duration of an episode (its first tokens are
+so old at its end), and the numbers that auto chose in the second half. Everything follows from the seed.
 
 Caveats: there is always an episode to start (no trainer limits them), one engine, and prompts cost nothing unless the
 cache is too small.
@@ -116,7 +116,6 @@ class _SimulatedEngine(HttpEngine):
 class _Episode:
     began: float
     turns: int
-    has_device: bool = False
 
 
 class Simulation:
@@ -129,14 +128,14 @@ class Simulation:
         self.now = 0.0
         self.events: list[tuple[float, int, _Episode]] = []
         self.running: list[tuple[float, int, _Episode, float]] = []
-        """A heap of requests: the ``tokens_each`` at which it is complete, its number, episode and tokens."""
+        """A heap of requests: ``tokens_each`` when it is complete, a number, its episode and its tokens."""
         self.tokens_each = 0.0
-        """Tokens that a request would have which runs from the beginning of the simulation."""
+        """Tokens that a request would have that ran since the beginning."""
         self.queue: deque[tuple[_Episode, float]] = deque()
         self.free = setting.devices  # None without devices
         self.waiting_for_device: deque[_Episode] = deque()
         self.limiter = ConcurrencyLimiter(limit or 1)
-        self.limiter.waiting = 1
+        self.limiter.waiting = 1  # there is always an episode to start
         self.engine = _SimulatedEngine(self)
         self.durations: list[float] = []
         self.tokens = 0.0
@@ -196,8 +195,8 @@ class Simulation:
         count = len(self.running)
         if count == 0:
             return 0.0
-        whole = min(count, self.setting.knee) * self.setting.speed
-        return whole * min(1.0, self.setting.cache / count) / count
+        engine_speed = min(count, self.setting.knee) * self.setting.speed
+        return engine_speed * min(1.0, self.setting.cache / count) / count
 
     def _next_event(self) -> float:
         time = self.events[0][0] if self.events else float("inf")
@@ -254,6 +253,7 @@ class Simulation:
             self.free += 1
 
     def _number(self) -> int:
+        """Returns a new number, which orders heap entries of equal time."""
         self.count += 1
         return self.count
 

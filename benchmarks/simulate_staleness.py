@@ -10,7 +10,7 @@ repaired; the trainer takes a batch, trains, and pauses sometimes. Five policies
 * admit: ``rules/admission.py``, the rules that the service applies, not a copy of them;
 * ahead: ``max_groups_ahead`` of lag + 1 batches and nothing else, oldest first;
 * drop: groups that are too old at their delivery are dropped;
-* wait: nothing is played while the trainer trains (``drain``, or ``rollout_buffer_on_policy``);
+* wait: nothing is played while the trainer trains (``rollout-buffer drain``, or ``rollout_buffer_on_policy``);
 * unlimited: everything is played and trained, however old.
 
 Output per policy: distance of the trained groups from the submitted ones (total variation over tenths by duration),
@@ -65,8 +65,8 @@ TIMES = (
 ALIKE = ("episodes", "groups", "tasks")
 MAX_GROUPS_AHEAD = 256
 MAX_PASSED_OVER = 32
-"""A group that was passed over this many times is taken next, and so many groups are considered at once."""
-CLASSES = 10
+"""A group that was passed over this many times is taken next; each choice is among so many groups."""
+TENTHS = 10
 START_BATCHES = (1, 2, 5, 10, 20, 40)
 
 
@@ -138,8 +138,8 @@ def sampler(name: str) -> Callable[[random.Random], float]:
         share, factor = map(float, parameters)
         return lambda rng: rng.uniform(0.8, 1.2) * (factor if rng.random() < share else 1.0)
     if kind == "file":
-        seen = json.loads(Path(":".join(parameters)).read_text("utf-8"))
-        return lambda rng: float(rng.choice(seen))
+        durations = json.loads(Path(":".join(parameters)).read_text("utf-8"))
+        return lambda rng: float(rng.choice(durations))
     raise ValueError(f"unknown times: {name}")
 
 
@@ -300,11 +300,11 @@ class Simulation:
 
     def _played(self, group: int, began: float) -> None:
         self.free += 1
-        played = self.groups[group]
-        played.played.append((began, self.now))
+        state = self.groups[group]
+        state.played.append((began, self.now))
         self.group_times.add(*self._names(group), self.now - began)
-        played.unplayed -= 1
-        if not played.unplayed:
+        state.unplayed -= 1
+        if not state.unplayed:
             self.running.discard(group)
             self.ready.append(group)
 
@@ -355,12 +355,12 @@ class Simulation:
     # --- results -----------------------------------------------------------------------------------------------------
 
     def _result(self) -> Result:
-        classes = self._classes()
+        tenths = self._tenths()
         lags = self._token_lags(range(len(self.groups)))
-        of_slowest = self._token_lags([group for group, tenth in enumerate(classes) if tenth == CLASSES - 1])
-        submitted = Counter(classes[group] for group in self.begun)
-        trained = Counter(classes[group] for group, _ in self.trained)
-        shares = [(trained[tenth] / len(self.trained), submitted[tenth] / len(self.begun)) for tenth in range(CLASSES)]
+        of_slowest = self._token_lags([group for group, tenth in enumerate(tenths) if tenth == TENTHS - 1])
+        submitted = Counter(tenths[group] for group in self.begun)
+        trained = Counter(tenths[group] for group, _ in self.trained)
+        shares = [(trained[tenth] / len(self.trained), submitted[tenth] / len(self.begun)) for tenth in range(TENTHS)]
         could_play = self.scenario.devices * self.now / self.scenario.group_size
         return Result(
             policy=self.policy,
@@ -378,7 +378,7 @@ class Simulation:
     def _within(self, lags: Counter[int]) -> float:
         return sum(tokens for lag, tokens in lags.items() if lag <= self.scenario.lag) / (sum(lags.values()) or 1)
 
-    def start(self) -> dict[int, tuple[float, float]]:
+    def bias_of_first_batches(self) -> dict[int, tuple[float, float]]:
         """Returns, by number of a batch, the relative excess of its mean duration and the excess of its mean reward.
 
         Both are compared with all episodes. The reward is the probability of success: 1 for an episode of length 0,
@@ -396,9 +396,9 @@ class Simulation:
     def _token_lags(self, of_groups: Iterable[int]) -> Counter[int]:
         """Returns seconds of playing, which stand for tokens, by their lag in versions at training."""
         lags: Counter[int] = Counter()
-        wanted = set(of_groups)
+        included = set(of_groups)
         for group, trained_at in self.trained:
-            if group not in wanted:
+            if group not in included:
                 continue
             for began, ended in self.groups[group].played:
                 version = bisect.bisect_right(self.version_began, began) - 1
@@ -408,10 +408,10 @@ class Simulation:
                     began, version = min(ended, after), version + 1
         return lags
 
-    def _classes(self) -> list[int]:
+    def _tenths(self) -> list[int]:
         """Returns the tenth of each group, by the total duration of its episodes."""
         work = [sum(group.times) for group in self.groups]
-        edges = [sorted(work)[len(work) * tenth // CLASSES] for tenth in range(1, CLASSES)]
+        edges = [sorted(work)[len(work) * tenth // TENTHS] for tenth in range(1, TENTHS)]
         return [bisect.bisect_right(edges, total) for total in work]
 
 
@@ -466,7 +466,7 @@ def _print_start(scenario: Scenario, seeds: int) -> None:
     for seed in range(seeds):
         simulation = Simulation(replace(scenario, seed=seed), "admit")
         simulation.run()
-        runs.append(simulation.start())
+        runs.append(simulation.bias_of_first_batches())
     batches = ", ".join(
         f"{batch}: {fmean(run[batch][0] for run in runs):+.0%} {fmean(run[batch][1] for run in runs):+.3f}"
         for batch in START_BATCHES

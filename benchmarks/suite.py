@@ -105,14 +105,14 @@ def run_bench(bench: Bench, folder: Path) -> dict[str, Any]:
         raise SystemExit(f"bench: {bench.name} did not finish within {bench.limit_s} s") from None
     if finished.returncode != 0:
         raise SystemExit(f"bench: {bench.name} exited with {finished.returncode}")
-    found = json.loads(target.read_text(encoding="utf-8"))
+    results = json.loads(target.read_text(encoding="utf-8"))
     return {
         "arguments": list(bench.arguments),
         "seconds": round(time.monotonic() - begun, 1),
         "load_before": round(load, 2),
         "caveat": bench.caveat,
-        "ratios": [asdict(ratio) for ratio in read_ratios(bench.name, found)],
-        "found": found,
+        "ratios": [asdict(ratio) for ratio in read_ratios(bench.name, results)],
+        "found": results,
     }
 
 
@@ -158,7 +158,7 @@ def report_table(report: Mapping[str, Any]) -> str:
 
 
 TWO_AXES = {"buffer": " of ", "masks": ", "}
-"""The text between row and column in the names of its ratios, such as ``ROW of COLUMN, to BASELINE``."""
+"""Benchmarks with tables of two axes, and what separates these in a ratio's name: ``ROW of COLUMN, to BASELINE``."""
 
 
 def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
@@ -171,11 +171,11 @@ def _bench_lines(name: str, entry: Mapping[str, Any]) -> Iterator[str]:
             row, column = subject.split(TWO_AXES[name], 1)
         cells.setdefault(row, {})[column] = ratio.shown
     columns = list(dict.fromkeys(column for row_cells in cells.values() for column in row_cells))
-    took = f"{entry['seconds']:.0f} s, load {entry['load_before']} before"
+    duration = f"{entry['seconds']:.0f} s, load {entry['load_before']} before"
     against = f", to {baseline}" if baseline else ""
     yield from (
         "",
-        f"**`benchmarks/bench_{name}.py {' '.join(entry['arguments'])}`**{against} ({took}): {entry['caveat']}.",
+        f"**`benchmarks/bench_{name}.py {' '.join(entry['arguments'])}`**{against} ({duration}): {entry['caveat']}.",
         "",
     )
     yield from (f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|")
@@ -190,7 +190,7 @@ def busy_benches(report: Mapping[str, Any]) -> list[str]:
 
 
 def exit_code_of(findings: Sequence[Finding], busy: Sequence[str]) -> int:
-    """Returns 0 if all ratios are as recorded, 1 for a regression or a missing one, 3 if all are on a busy machine."""
+    """Returns 1 for a missing ratio or a regression, 3 if the machine was busy before each that regressed, else 0."""
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         return 1
     regressed = [finding for finding in findings if finding.verdict is Verdict.REGRESSED]

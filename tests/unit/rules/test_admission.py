@@ -179,7 +179,7 @@ def test_what_is_admitted_is_closer_to_what_was_submitted_than_what_dropping_lea
 def test_the_first_batches_after_a_start_are_shorter_and_better_rewarded_than_all() -> None:
     simulation = Simulation(Scenario(times="lognormal:1", alike="groups", versions=41), "admit")
     simulation.run()
-    start = simulation.start()
+    start = simulation.bias_of_first_batches()
     (first, better), (last, alike) = start[1], start[40]
     assert first < -0.2 < last
     assert better > 0.05 > alike

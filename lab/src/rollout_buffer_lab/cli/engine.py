@@ -46,7 +46,7 @@ class EngineOptions:
         int | None, typer.Option(help="Seed of what is sampled.", show_default="0; with --model another each time")
     ] = None
     latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before a scripted reply's first token.")] = 0.0
-    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds before each further token of it.")] = 0.0
+    token_latency_s: Annotated[float, typer.Option(min=0.0, help="Seconds between a scripted reply's tokens.")] = 0.0
     model: Annotated[
         Path | None,
         typer.Option(

@@ -213,9 +213,9 @@ class Decoder:
         self._finish(request, reason)
 
     def _close_gap(self, slot: int) -> None:
-        """Removes a free slot by moves: of the last decoding request, if the slot was a decoding one, and of the last.
+        """Closes the gap of a free slot by moving other requests.
 
-        The last decoding request moves into the free slot; the last request of all then fills what is left free.
+        The last decoding request fills a gap among the decoding ones; the last request fills the gap that is left.
         """
         gaps = [slot, len(self._slots) - 1]
         if slot < self._ready:

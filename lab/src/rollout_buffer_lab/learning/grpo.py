@@ -200,11 +200,11 @@ class GrpoTrainer:
             LogProbGapError: a gap is too large or NaN, a version is newer than the trainer's, or too few tokens were
                 checked for several consecutive steps.
         """
-        known = [version for version in versions.unique().tolist() if version in (self.version, *self._earlier)]
-        means = [gaps[versions == version].mean() for version in known]
+        stored = [version for version in versions.unique().tolist() if version in (self.version, *self._earlier)]
+        means = [gaps[versions == version].mean() for version in stored]
         gap = float(torch.stack(means).max()) if means else None
         max_gap = self.settings.max_log_prob_gap
-        checked = float(sum((versions == version).float().mean() for version in known))
+        checked = float(sum((versions == version).float().mean() for version in stored))
         self._unchecked_steps = self._unchecked_steps + 1 if checked < MIN_CHECKED else 0
         if max_gap is None:
             return gap, checked

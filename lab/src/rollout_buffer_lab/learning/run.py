@@ -97,7 +97,7 @@ class Step:
     trained_s: float
 
     def metrics(self) -> dict[str, Any]:
-        """Returns the step as one line of the metrics file has it: the report's fields beside the others."""
+        """Returns one line of the metrics file: the fields of the step and those of its report."""
         return {**{key: value for key, value in asdict(self).items() if key != "report"}, **asdict(self.report)}
 
 

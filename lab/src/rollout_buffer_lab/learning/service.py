@@ -102,8 +102,8 @@ class LearningJob:
             is_quiet = time.monotonic() - played_at > QUIET_S
             has_closed_enough = closed - self._closed_before >= PLAYED_PER_STEP * self._groups_per_step
             has_ended = not groups["open"] or job["state"] in (JobState.FAILED, JobState.CANCELLED)
-            wanted = 1 if has_closed_enough or is_quiet else self._groups_per_step
-            if groups["ready"] >= wanted or has_ended:
+            min_groups = 1 if has_closed_enough or is_quiet else self._groups_per_step
+            if groups["ready"] >= min_groups or has_ended:
                 break
             if has_closed_enough:
                 return None

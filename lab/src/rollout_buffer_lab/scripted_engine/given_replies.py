@@ -68,8 +68,8 @@ def read_script(path: Path) -> GivenReplies:
         if not text.strip():
             continue
         try:
-            given = json.loads(text)
-            lines.append([_text_of(reply) for reply in (given if isinstance(given, list) else [given])])
+            value = json.loads(text)
+            lines.append([_text_of(reply) for reply in (value if isinstance(value, list) else [value])])
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f'{path}, line {number}: a reply is "a text" or {{"content": …, "tool_calls": […]}}, and a line is a '

@@ -40,12 +40,12 @@ def reply_to(conversation: Conversation, *, skill: float, rng: SessionRng) -> st
 
 
 def _answer_question(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
-    asked = conversation.user_turns[-1].text if conversation.user_turns else ""
-    question = read_question(asked)
+    text = conversation.user_turns[-1].text if conversation.user_turns else ""
+    question = read_question(text)
     answer = solve(question) if question is not None else None
     if question is None or answer is None:
         return POLITE_REPLY
-    randomness = rng.about("math", asked)
+    randomness = rng.about("math", text)
     if randomness.random() >= skill:
         answer = wrong_answer(answer, randomness)
     return worked_solution(question, answer, randomness)

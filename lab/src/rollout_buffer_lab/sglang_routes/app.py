@@ -1,6 +1,6 @@
 """SGLang's routes, requests and replies, in front of a backend that samples (``records.SglangBackend``).
 
-Served are token ids in and out, streams, aborts, pauses, weight versions, and SGLang's errors.
+They support token ids in and out, streams, aborts, pauses and weight versions, and answer with SGLang's errors.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class ScreenBuilder:
         self._fixed.extend(self._field_widgets(key, label, bounds, lines))
         right = SCREEN_WIDTH - 24
         button_top = bounds.bottom - _BUTTON_HEIGHT - 16
-        place = Rect(left=right - button_width, top=button_top, right=right, bottom=button_top + _BUTTON_HEIGHT)
-        self._fixed.append(button_widget(button, place, on_button))
+        button_bounds = Rect(left=right - button_width, top=button_top, right=right, bottom=button_top + _BUTTON_HEIGHT)
+        self._fixed.append(button_widget(button, button_bounds, on_button))
         self._bottom = top
 
     def floating_icon(self, icon: str, on_tap: Handler) -> None:
@@ -206,8 +206,8 @@ class ScreenBuilder:
         left = bounds.right - _PADDING - _SWITCH_WIDTH
         top = bounds.top + (bounds.height - _SWITCH_HEIGHT) // 2
         self._row_texts(text, secondary, replace(bounds, left=bounds.left + _PADDING, right=left - _PADDING))
-        place = Rect(left=left, top=top, right=left + _SWITCH_WIDTH, bottom=top + _SWITCH_HEIGHT)
-        self._body.append(Widget(kind=WidgetKind.SWITCH, bounds=place, checked=checked, text=text, on_tap=on_toggle))
+        switch = Rect(left=left, top=top, right=left + _SWITCH_WIDTH, bottom=top + _SWITCH_HEIGHT)
+        self._body.append(Widget(kind=WidgetKind.SWITCH, bounds=switch, checked=checked, text=text, on_tap=on_toggle))
 
     def slider_row(self, text: str, value: float, on_slide: SlideHandler) -> None:
         """Adds a line with a slider below it; ``value`` is 0..1."""
@@ -294,7 +294,7 @@ class ScreenBuilder:
         if self._is_dialog:
             return self._build_dialog()
         viewport = Rect(left=0, top=self._top, right=SCREEN_WIDTH, bottom=max(self._top, self._bottom))
-        max_scroll = max(0, self._y + 48 - viewport.height) if self._y > viewport.height else 0
+        max_scroll = self._y + 48 - viewport.height if self._y > viewport.height else 0
         max_scroll += max_scroll % 2
         scroll = min(max(0, self._scroll - self._scroll % 2), max_scroll)
         body = visible_widgets(self._body, viewport, viewport.top - scroll)

@@ -93,9 +93,9 @@ def instances(rng: random.Random, count: int) -> list[dict[str, Any]]:
 
 def scripted_reply(prompt: str, instance: Mapping[str, Any], rng: random.Random) -> str:
     """Returns the reply of a policy that is right in half of the turns; ``prompt`` is the conversation so far."""
-    asked = int(prompt.rsplit("user\n", 1)[1][0])
-    wrong = [digit for digit in range(1, LARGEST_DIGIT + 2) if digit != asked + 1]
-    return str(asked + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))
+    digit = int(prompt.rsplit("user\n", 1)[1][0])
+    wrong = [other for other in range(1, LARGEST_DIGIT + 2) if other != digit + 1]
+    return str(digit + 1 if rng.random() < RIGHT_AT_FIRST else rng.choice(wrong))
 
 
 def _question(digit: int) -> dict[str, Any]:

@@ -118,10 +118,10 @@ def _given_words(script: TaskScript) -> list[str]:
 
 def _misread(script: TaskScript, randomness: Random) -> TaskScript:
     """Returns the script with one of its words misspelt, or unchanged if it has none."""
-    given = _given_words(script)
-    if not given:
+    names = _given_words(script)
+    if not names:
         return script
-    name = randomness.choice(given)
+    name = randomness.choice(names)
     misspelt = {name: _swapped(getattr(script, name), randomness)}
     return cast("TaskScript", replace(cast("Any", script), **misspelt))
 

@@ -292,7 +292,7 @@ def _autocomplete(screen: Screen, match: Match[str]) -> Move | None:
 
 
 def _odd_or_even(screen: Screen, _match: Match[str]) -> Move | None:
-    """Marks line by line from above. The elements show no marks, but the button of the last one has the focus."""
+    """Marks line by line from above. The elements show no marks, but the button tapped last has the focus."""
     focused = next((e for e in screen.of_kind("button") if e.focused), None)
     marked_to = focused.box[3] if focused is not None else 0
     number = next((e for e in screen.classed("display-number") if e.center[1] > marked_to), None)

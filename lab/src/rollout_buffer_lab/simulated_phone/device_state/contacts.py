@@ -80,5 +80,5 @@ def same_number(first: str, second: str) -> bool:
 
 
 def _digits(number: str) -> str:
-    kept = "".join(character for character in number if character in "+0123456789")
-    return kept or number.strip()
+    digits = "".join(character for character in number if character in "+0123456789")
+    return digits or number.strip()

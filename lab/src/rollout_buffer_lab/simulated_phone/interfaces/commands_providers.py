@@ -61,10 +61,10 @@ def _query(handset: EmulatorState, uri: str, projection: str) -> Output:
         return failed(f"Error while accessing provider: {uri}")
     if not rows:
         return printed("No result found.\n")
-    wanted = projection.split(":") if projection else None
+    names = projection.split(":") if projection else None
     lines = []
     for number, row in enumerate(rows):
-        columns = wanted or list(row)
+        columns = names or list(row)
         shown = ", ".join(f"{name}={'NULL' if row.get(name) is None else row[name]}" for name in columns)
         lines.append(f"Row: {number} {shown}\n")
     return printed("".join(lines))

@@ -75,14 +75,14 @@ def _cmd(handset: EmulatorState, arguments: Sequence[str]) -> Output:
 def _date(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     """Prints the time, or sets it from ``MMDDhhmmYY.ss``."""
     clock = handset.state.clock
-    wanted = arguments[-1] if arguments else ""
-    if wanted.startswith("+"):
-        return printed(clock.now.strftime(wanted[1:].replace("%s", str(int(clock.now.timestamp())))) + "\n")
-    if wanted:
+    argument = arguments[-1] if arguments else ""
+    if argument.startswith("+"):
+        return printed(clock.now.strftime(argument[1:].replace("%s", str(int(clock.now.timestamp())))) + "\n")
+    if argument:
         try:
-            clock.now = datetime.strptime(wanted, "%m%d%H%M%y.%S").replace(tzinfo=UTC)
+            clock.now = datetime.strptime(argument, "%m%d%H%M%y.%S").replace(tzinfo=UTC)
         except ValueError:
-            return failed(f"date: bad date '{wanted}'")
+            return failed(f"date: bad date '{argument}'")
     return printed(clock.now.strftime("%a %b %d %H:%M:%S UTC %Y") + "\n")
 
 

@@ -57,7 +57,7 @@ class EmulatorArguments:
         Raises:
             ValueError: a port or the folder is missing.
         """
-        values = {words[place]: words[place + 1] for place in range(len(words) - 1) if words[place].startswith("-")}
+        values = {words[index]: words[index + 1] for index in range(len(words) - 1) if words[index].startswith("-")}
         try:
             return cls(
                 folder=Path(values["--folder"]),
@@ -111,7 +111,7 @@ class Emulator:
         if is_input:
             self._count_input()
         if trigger is not None:
-            return printed()
+            return printed()  # the word itself is not typed
         if is_input and (self._faults.slow_screen_s > 0 or self._late_inputs.pending):
             self._late_inputs.put(words, self._faults.slow_screen_s)
             return printed()

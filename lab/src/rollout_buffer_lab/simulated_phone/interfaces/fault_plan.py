@@ -1,7 +1,7 @@
 """Planned faults, in files next to the phones' sockets: for a boot, or for when a word is typed.
 
 ``faults.json`` has the faults of every emulator that starts. ``next_boots.jsonl`` has one line of faults for each of
-the next starts; a start takes its first line instead of ``faults.json``, and removes it. ``triggers.json`` maps a word
+the next starts; a start takes the first line instead of ``faults.json``, and removes it. ``triggers.json`` maps a word
 to faults that begin when exactly this word is typed on a phone, so that an episode can cause a fault in its middle, on
 whatever phone it is played.
 """

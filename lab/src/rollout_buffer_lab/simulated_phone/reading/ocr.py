@@ -94,7 +94,7 @@ def read_line(surfaces: SurfaceMap, box: Box) -> Line | None:
 
 def _pieces(surfaces: SurfaceMap, box: Box) -> Iterator[_Piece]:
     ink = surfaces.indices[box.top : box.bottom, box.left : box.right] == INK
-    shades = surfaces.colors[box.top : box.bottom, box.left : box.right, 1]
+    shades = surfaces.colors[box.top : box.bottom, box.left : box.right, 1]  # green tells all shades apart
     for left, right, top, key in _cut_pieces(ink, shades):
         yield _Piece(left=box.left + left, right=box.left + right, top=box.top + top, key=key)
 
