@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState
 from slime_plugins.rollout_buffer.runner.concurrency import SAMPLE_INTERVAL_S, ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.types import EngineReport

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import aiohttp
 
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError

@@ -22,7 +22,7 @@ from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, image_tokens
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity
 from slime_plugins.rollout_buffer.generator.android_world_generator import create_generator

@@ -29,7 +29,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine import factory
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import SIZE_RULES, ImageFamily
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine

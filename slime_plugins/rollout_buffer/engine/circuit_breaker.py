@@ -14,7 +14,7 @@ import math
 import time
 from typing import Final
 
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineAwayError, EngineError
 from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from slime_plugins.rollout_buffer.credentials import api_key_for
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import size_rule_of
 from slime_plugins.rollout_buffer.engine.openai import OpenAiEngine
 from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, RefusalError, part_of_answer
+from slime_plugins.rollout_buffer.engine.http_engine import HttpAnswer, HttpEngine, RefusalError, part_of_answer
 from slime_plugins.rollout_buffer.engine.openai_protocol import (
     Envelope,
     chat_body,

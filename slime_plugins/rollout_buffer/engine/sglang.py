@@ -19,7 +19,7 @@ import aiohttp
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS
 from slime_plugins.rollout_buffer.credentials import key_headers, redacted
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpAnswer, HttpEngine, part_of_answer
+from slime_plugins.rollout_buffer.engine.http_engine import HttpAnswer, HttpEngine, part_of_answer
 from slime_plugins.rollout_buffer.engine.prompt_check import (
     NOT_PROVEN,
     OTHER_LENGTH,

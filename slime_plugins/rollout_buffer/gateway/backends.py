@@ -17,7 +17,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, size_rule_of
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState, Load, Reason, adjust, initial_state
 from slime_plugins.rollout_buffer.rules.heartbeats import CONCURRENCY
 from slime_plugins.rollout_buffer.types import EngineTrouble

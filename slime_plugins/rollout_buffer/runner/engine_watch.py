@@ -12,7 +12,7 @@ import os
 
 from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.engine.circuit_breaker import CircuitBreaker, ReportThrottle
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.runner.played_job import PlayedJob

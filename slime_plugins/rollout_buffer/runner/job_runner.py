@@ -17,7 +17,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
 from slime_plugins.rollout_buffer.engine.factory import make_engine
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.openai import ENVELOPE_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
 from slime_plugins.rollout_buffer.generator.registry import Plugin

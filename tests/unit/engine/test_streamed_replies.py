@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import MAX_STREAM_BREAKS, RefusalError
+from slime_plugins.rollout_buffer.engine.http_engine import MAX_STREAM_BREAKS, RefusalError
 from slime_plugins.rollout_buffer.engine.prompt_check import PromptChecker
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine

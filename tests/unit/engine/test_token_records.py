@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, TOP_P_TOKENS, RecordBytes, TokenRecords, joined_records
-from slime_plugins.rollout_buffer.engine import http, sglang
+from slime_plugins.rollout_buffer.engine import http_engine, sglang
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import SampledPart, parse_generate_reply
@@ -112,7 +112,7 @@ async def test_a_long_reply_is_read_beside_the_event_loop(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sglang, "parse_generate_reply", noted)
     await play([answered([7])], [asking([1])])
-    monkeypatch.setattr(http, "MAX_BYTES_PARSED_ON_LOOP", 10)
+    monkeypatch.setattr(http_engine, "MAX_BYTES_PARSED_ON_LOOP", 10)
     await play([answered([7])], [asking([1])])
     assert threads == [True, False]
 

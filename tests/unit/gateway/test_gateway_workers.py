@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.errors import EngineError
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine

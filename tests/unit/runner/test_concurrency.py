@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slime_plugins.rollout_buffer.engine.base import EngineLoad
-from slime_plugins.rollout_buffer.engine.http import HttpEngine
+from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.rules.concurrency import Bounds, ConcurrencyState, Reason
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
