@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import (
     later_turn_message,
     system_message,
 )
-from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task, TaskRunner
+from slime_plugins.rollout_buffer.generator.gui_agent.task_runner import Task, TaskEnd, TaskRunner
 from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.types import Message
 
@@ -46,7 +46,7 @@ class AndroidWorldEnv:
         self._settings = settings
         self._count_tokens = count_tokens
         self._device: LeasedDevice | None = None
-        self._play: TaskRunner | None = None
+        self._runner: TaskRunner | None = None
         self._turns = 0
         self._ended_by_agent = False
 
@@ -64,7 +64,7 @@ class AndroidWorldEnv:
         if self._device is None:
             self._device = await self._acquire()
         self._turns, self._ended_by_agent = 0, False
-        self._play = TaskRunner(
+        self._runner = TaskRunner(
             task=self._task,
             device=self._device,
             rewards=self._settings.reward,
@@ -72,7 +72,7 @@ class AndroidWorldEnv:
             count_tokens=self._count_tokens,
             timer=PhaseTimer(),
         )
-        first = await self._play.reset()
+        first = await self._runner.reset()
         return self._observation(), {"device_id": self._device.device_id, **first.details}
 
     async def step(self, response_text: str) -> tuple[dict[str, Any], bool, dict[str, Any]]:
@@ -83,12 +83,12 @@ class AndroidWorldEnv:
         Raises:
             DeviceError: the device failed; this is never a reward.
         """
-        play = self._playing()
+        runner = self._task_runner()
         self._turns += 1
-        end = await play.act(play.read(response_text), self._turns)
-        self._ended_by_agent = end is not None
-        is_over = self._ended_by_agent or self._turns >= play.max_turns
-        return self._observation(), is_over, {**play.log[-1], "stop_reason": str(end) if end else None}
+        end = await runner.act(runner.read(response_text), self._turns)
+        self._ended_by_agent = end in (TaskEnd.TERMINATED, TaskEnd.ANSWERED)
+        is_over = end is not None or self._turns >= runner.max_turns
+        return self._observation(), is_over, {**runner.log[-1], "stop_reason": str(end) if end else None}
 
     async def compute_final_reward(self) -> float:
         """Returns the reward. Unless ``success_needs_ending`` is set, success counts however the episode ended.
@@ -96,7 +96,7 @@ class AndroidWorldEnv:
         Raises:
             DeviceError: the device cannot be scored.
         """
-        return (await self._playing().reward(ended_by_agent=self._ended_by_agent)).reward
+        return (await self._task_runner().reward(ended_by_agent=self._ended_by_agent)).reward
 
     def format_observation(self, observation: Mapping[str, Any], is_initial: bool | None = None) -> Message:
         """Returns an observation as a user message; its image part holds the screenshot as a PIL image.
@@ -113,33 +113,33 @@ class AndroidWorldEnv:
         (picture,) = observation["multi_modal_data"]["image"]
         if is_initial is not None:
             texts = [part.get("text", IMAGE_MARKER) for part in message["content"]]
-            shown = [{"type": "image", "image": picture}, {"type": "text", "text": "".join(texts)}]
-            return {"role": "user", "content": shown}
+            parts = [{"type": "image", "image": picture}, {"type": "text", "text": "".join(texts)}]
+            return {"role": "user", "content": parts}
         parts = [
             {"type": "image", "image": picture} if part["type"] == "image_url" else part for part in message["content"]
         ]
         return {"role": "user", "content": parts}
 
     def close(self) -> None:
-        """Returns the device; a second call does nothing. Call it on the event loop that plays."""
-        device, self._device, self._play = self._device, None, None
+        """Returns the device; a second call does nothing. Call it on the event loop that plays the episode."""
+        device, self._device, self._runner = self._device, None, None
         if device is not None:
             device.give_back()
 
-    def _playing(self) -> TaskRunner:
-        if self._play is None:
+    def _task_runner(self) -> TaskRunner:
+        if self._runner is None:
             raise EnvironmentSetupError("the environment was not reset")
-        return self._play
+        return self._runner
 
     def _observation(self) -> dict[str, Any]:
-        play = self._playing()
-        seen = play.seen
-        picture = PillowImage.open(io.BytesIO(seen.screenshot.data))
+        runner = self._task_runner()
+        newest = runner.observation
+        picture = PillowImage.open(io.BytesIO(newest.screenshot.data))
         return {
-            "task": seen.goal,
-            "note": seen.note,
+            "task": newest.goal,
+            "note": newest.note,
             "step": self._turns + 1,
-            "max_steps": play.max_turns,
-            "seen": seen,
+            "max_steps": runner.max_turns,
+            "seen": newest,
             "multi_modal_data": {"image": [picture]},
         }

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from transformers import AutoTokenizer
@@ -17,6 +18,7 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
+from slime_plugins.rollout_buffer.generator.android_world import interaction_env
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.generator.gui_agent.episode import Episode, read_task
@@ -294,6 +296,26 @@ async def test_a_task_that_says_it_is_over_ends_the_episode_as_a_whole_one() -> 
     assert (played.trajectory.outcome, played.trajectory.stop_reason) == (Outcome.COMPLETED, StopReason.TASK_ENDED)
     assert played.info["success"] is True
     assert len(played.trajectory.generations) == 2
+
+
+async def test_a_failed_task_that_ends_by_itself_costs_no_penalty_for_giving_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interaction_env, "PillowImage", Mock())  # the scripted screenshots are no pictures
+    lease = TaskThatEnds()
+    lease.score = AsyncMock(return_value=0.0)  # type: ignore[method-assign]
+    env = interaction_env.AndroidWorldEnv(
+        task=Task(name="Solved", params_idx=3),
+        acquire=AsyncMock(return_value=lease),
+        settings=AndroidWorldSettings(),
+        count_tokens=chat.count,
+    )
+    await env.reset()
+    _, is_first_over, _ = await env.step(CLICK)
+    _, is_over, facts = await env.step(CLICK)
+    assert (is_first_over, is_over, facts["stop_reason"]) == (False, True, "task_ended")
+    lease.device.actions.clear()
+    assert await env.compute_final_reward() == (await play([CLICK, CLICK], lease=lease)).trajectory.reward == 0.0
 
 
 @pytest.mark.parametrize("mode", ["incremental", "history"])
