@@ -188,7 +188,7 @@ def test_an_episodes_traces_are_found_before_the_next_and_where_they_are_refused
             with pytest.raises(DeviceError, match=r"storage \(.*/sdcard/DCIM/photo.jpg\)") as caught:
                 device.reset("SystemWifiTurnOff", 0)
             assert caught.value.detail["fault"] == "not_restored"
-            with pytest.raises(DeviceError, match="slime_aw_0 is not restored: the next boot makes it again"):
+            with pytest.raises(DeviceError, match="slime_aw_0 was not restored: the next boot clones it again"):
                 device.health()
             assert (clone / "rollout_buffer_clone_of").read_text() == ""
         else:

@@ -10,10 +10,10 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.rewards import RewardSettings
 from slime_plugins.rollout_buffer.generator.android_world.task_needs import needs_of
 from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentGenerator
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import lives_in_ray
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import devices_run_on_ray
 
 TASK_TYPE = "android_world"
-NEEDS_RAY = partial(lives_in_ray, load_settings)
+NEEDS_RAY = partial(devices_run_on_ray, load_settings)
 REWARD_RANGE = (-0.5, 1.5)
 """Bounds for every setting that ``RewardSettings`` accepts: from the full penalty, -0.5, to unscaled success (the step
 scale is at most 1, because its decay cannot be negative) plus the largest bonus, 0.5. With the shipped constants

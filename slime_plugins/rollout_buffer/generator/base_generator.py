@@ -77,9 +77,8 @@ class GeneratorContext:
 @runtime_checkable
 class Generator(Protocol):
     """Plays episodes of one task type. A module in ``generator/`` that defines ``TASK_TYPE`` provides one by
-    ``create_generator() -> Generator``; it may also define any of the five group functions, and ``REWARD_RANGE``,
-    ``NEEDS_RAY``, ``REQUIRED_KEYS``, ``OPTION_KEYS``. ``play`` is called concurrently on one event loop and must
-    never block it.
+    ``create_generator() -> Generator``; ``registry.py`` lists what else it may define. ``play`` is called concurrently
+    on one event loop and must never block it.
     """
 
     async def start(self, context: GeneratorContext) -> None:
@@ -233,7 +232,7 @@ class MultiTurnGenerator:
         Raises:
             EpisodeError: the engine failed, the input line is invalid, or ``converse`` raised it.
         """
-        chat = Chat(episode, *self._started())
+        chat = Chat(episode, *self._engine_and_tokens())
         try:
             score = await self.converse(chat, episode.instance)
         except ReplyCutError:
@@ -266,7 +265,7 @@ class MultiTurnGenerator:
     async def close(self) -> None:
         """Does nothing: the engine belongs to the runner. Override this to close what your ``start`` opened."""
 
-    def _started(self) -> tuple[Engine, ChatTokens]:
+    def _engine_and_tokens(self) -> tuple[Engine, ChatTokens]:
         if self._engine is None or self._chat is None:
             raise GeneratorError(f"{type(self).__name__} was not started")
         return self._engine, self._chat

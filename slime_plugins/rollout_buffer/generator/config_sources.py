@@ -90,9 +90,10 @@ def as_variables(assignments: Sequence[str], prefix: str) -> dict[str, str]:
     return {prefix + key.strip().upper().replace(".", "__"): value for key, _, value in pairs}
 
 
-def _assigned(assigned: Iterable[tuple[tuple[str, ...], str, str]]) -> Layer:
+def _assigned(assignments: Iterable[tuple[tuple[str, ...], str, str]]) -> Layer:
+    """Returns the layer of (address, YAML value, place) entries; later ones override earlier ones."""
     layer = Layer()
-    for address, text, place in assigned:
+    for address, text, place in assignments:
         nested, _ = load_yaml(text, f"{place}the value")
         for key in reversed(address):
             nested = {key: nested}
@@ -131,9 +132,9 @@ def merged(layers: Sequence[Layer]) -> Layer:
 def _overridden(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in top.items():
-        below = result.get(key)
-        are_sections = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = _overridden(cast("Mapping[str, Any]", below), value) if are_sections else value
+        overridden = result.get(key)
+        are_sections = isinstance(overridden, Mapping) and isinstance(value, Mapping)
+        result[key] = _overridden(cast("Mapping[str, Any]", overridden), value) if are_sections else value
     return result
 
 
@@ -173,16 +174,16 @@ def with_job_options(
             f"{section}.{refused[0]} belongs to the host and cannot be set by a job: "
             f"set it in the file that {variable} names"
         )
-    below = Layer(values=settings.model_dump())
-    return validated(model, merged([below, Layer(values=dict(overrides), places={(): f"{section}."})]))
+    host = Layer(values=settings.model_dump())
+    return validated(model, merged([host, Layer(values=dict(overrides), places={(): f"{section}."})]))
 
 
 def setting_names(model: type[BaseModel], above: str = "") -> Iterator[str]:
     """Yields the name of every setting; a setting of a section has a dot: ``reward.step_decay``."""
-    for name, described in model.model_fields.items():
-        below = described.annotation
-        if isinstance(below, type) and issubclass(below, BaseModel):
-            yield from setting_names(below, f"{above}{name}.")
+    for name, field_info in model.model_fields.items():
+        kind = field_info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from setting_names(kind, f"{above}{name}.")
         else:
             yield f"{above}{name}"
 

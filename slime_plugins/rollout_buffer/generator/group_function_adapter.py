@@ -1,4 +1,4 @@
-"""Adapts group functions with slime's signatures to our records.
+"""Adapts group functions with slime's signatures to this project's records.
 
 slime's functions take ``(instance_id, items)`` with items as dicts. A generator module may define any of
 
@@ -9,7 +9,7 @@ slime's functions take ``(instance_id, items)`` with items as dicts. A generator
     get_group_data_meta_info({instance_id: items}) -> dict
     transform_group((instance_id, items), task_type) -> (instance_id, items)      (slime's newer name for normalising)
 
-The defaults are those of ``rules/groups.py``.
+The defaults are those of ``rules/groups.py``. ``finished`` is ignored.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def group_functions_of(module: ModuleType) -> GroupFunctions:
         "pad_group_data": ("pad_group_data", _pad_group_data),
         "get_group_data_meta_info": ("get_group_data_meta_info", _meta_info),
     }
-    own = {
+    adapted = {
         field: adapt(getattr(module, name))
         for name, (field, adapt) in adapters.items()
         if callable(getattr(module, name, None))
     }
-    return replace(DEFAULT_FUNCTIONS, **own, needs_items=bool(own)) if own else DEFAULT_FUNCTIONS
+    return replace(DEFAULT_FUNCTIONS, **adapted, needs_items=True) if adapted else DEFAULT_FUNCTIONS
 
 
 def _is_valid_group(function: Callable[..., Any]) -> Callable[[Sequence[Member], GroupPolicy], bool]:
@@ -91,10 +91,10 @@ def _as_item(member: Member) -> ItemDict:
     }
 
 
-def _as_members(answer: Any, before: Sequence[Member]) -> list[Member]:
+def _as_members(answer: Any, originals: Sequence[Member]) -> list[Member]:
     """Returns members with the rewards and in the order that a group function returned; a repeated uid is a copy."""
     items = answer[1] if isinstance(answer, tuple) else answer
-    members_by_uid = {member.uid: member for member in before}
+    members_by_uid = {member.uid: member for member in originals}
     occurrences: Counter[str] = Counter()
     members = []
     for item in items:

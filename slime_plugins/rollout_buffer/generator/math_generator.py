@@ -27,7 +27,7 @@ class MathGenerator(SingleTurnGenerator):
         """As ``SingleTurnGenerator.start``; also starts the judge.
 
         Raises:
-            ConfigError: as there, or math-verify is not installed.
+            ConfigError: as ``SingleTurnGenerator.start``, or math-verify is not installed.
             JudgeError: the judge's processes do not start.
         """
         await super().start(context)

@@ -8,13 +8,13 @@ from typing import Any
 
 from slime_plugins.rollout_buffer.generator.gui_agent.generator import GuiAgentGenerator
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import View
-from slime_plugins.rollout_buffer.generator.gui_agent.settings import lives_in_ray
+from slime_plugins.rollout_buffer.generator.gui_agent.settings import devices_run_on_ray
 from slime_plugins.rollout_buffer.generator.miniwob.config import MiniWobSettings, load_settings
 from slime_plugins.rollout_buffer.generator.miniwob.rewards import PageReward
 from slime_plugins.rollout_buffer.generator.miniwob.tool import WEB_PAGE_TOOL
 
 TASK_TYPE = "miniwob"
-NEEDS_RAY = partial(lives_in_ray, load_settings)
+NEEDS_RAY = partial(devices_run_on_ray, load_settings)
 REWARD_RANGE = (-1.0, 1.0)
 
 

@@ -1,4 +1,4 @@
-"""The outcome of an episode for each stop reason; every episode loop of this project uses it."""
+"""The outcome of an episode for each stop reason of the episode loops of ``gui_agent`` and ``context_editing``."""
 
 from __future__ import annotations
 

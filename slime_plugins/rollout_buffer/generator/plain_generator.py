@@ -5,7 +5,8 @@
         generator.entry(data["input_file"], query_single_turn, my_reward)
 
 Names, arguments and items are slime's. Differences: plays run in threads of this process, an item is sent until it is
-stored, a play that raises is counted instead of stopping its worker, ids are compared as text, and there are no sleeps.
+stored, a play that raises is counted instead of stopping its worker, ids are compared as text, and nothing sleeps
+except before a retry.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def query_single_turn(
             not expect.
     """
     text, used, reason = "", 0, "abort"
-    problem: object = "every reply was cut"
+    problem: object = "every reply was cut or empty"
     for tried in range(QUERY_TRIES):
         remaining = sampling_params["max_tokens"] - used if "max_tokens" in sampling_params else None
         if remaining is not None and remaining <= 0:
@@ -177,7 +178,7 @@ class BaseGenerator:
                 return
 
     def _lines_to_play(self, lines: list[ItemDict]) -> Iterator[ItemDict]:
-        """Yields each line as often as it is to be played, the members of a group in sequence."""
+        """Yields each line as often as it is to be played, the members of a group in sequence; drops the used skips."""
         skips = Counter(self.skip_instance_ids)
         for _ in range(self.num_repeats):
             for line in lines:

@@ -46,6 +46,7 @@ NOT_GENERATORS = frozenset(
         "registry.py",
     }
 )
+"""Files of the built-in folder that are not loaded. Other files without ``TASK_TYPE`` are loaded and then ignored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,10 +165,11 @@ def _needs_ray(module: ModuleType) -> bool:
 
 
 def _import(path: Path) -> ModuleType:
-    """Imports a file under a unique module name, so that two files never share a module, or a package's module by name.
+    """Imports the module of a package by its name, and a file under a unique name, so that no two files share a module.
 
     The file's text is compiled, not its cached bytecode: Python takes bytecode of an earlier text for current if both
-    texts have one size and one second of change. Tracebacks show the compiled text, even if the file changes.
+    texts have the same size and were written in the same second. Tracebacks show the compiled text, even if the file
+    changes.
     """
     if path.suffix != ".py":
         return importlib.import_module(str(path))

@@ -10,8 +10,8 @@ Options of the job (only the first and the job's ``tokenizer_path`` are required
 * ``remote_rollout_url``: the rollout server. The environment variable ``ROLLOUT_SERVER_TOKEN`` is its bearer token.
 * ``remote_rollout_callback_host`` (127.0.0.1), ``remote_rollout_callback_port`` (a free one): where the runner listens.
 * ``remote_rollout_callback_url``: the address sent to the rollout server, if it differs from the one listened on.
-* ``remote_rollout_tokenizer``, ``remote_rollout_tokenizer_revision``: the tokenizer's name for
-  the rollout server (the job's folder).
+* ``remote_rollout_tokenizer`` (the ``name_or_path`` of the job's tokenizer), ``remote_rollout_tokenizer_revision``: the
+  tokenizer that the rollout server loads.
 * ``remote_rollout_show_tools`` (true): the prompt shows the tools that ``GET /tools`` lists.
 * ``remote_rollout_timeout_s`` (3600), ``max_turns`` (10), ``max_tokens_total`` (8192).
 """
@@ -110,7 +110,7 @@ class RemoteRolloutGenerator:
         Raises:
             EpisodeError: the rollout server failed, did not answer, ended with an error, or sent an invalid response.
         """
-        trainer = self._started()
+        trainer = self._trainer_side()
         messages = SingleTurnGenerator().messages(episode.instance)
         key = secrets.token_urlsafe(24)
         opening = {"rollout_id": episode.uid, "instance_id": episode.instance.instance_id, "uid": episode.uid}
@@ -133,7 +133,7 @@ class RemoteRolloutGenerator:
         if self._http is not None:
             await self._http.close()
 
-    def _started(self) -> TrainerSide:
+    def _trainer_side(self) -> TrainerSide:
         if self._trainer is None:
             raise GeneratorError(f"{type(self).__name__} was not started")
         return self._trainer
@@ -221,7 +221,7 @@ class RemoteRolloutGenerator:
 
 
 def _end_of(final: Mapping[str, Any]) -> EndBody:
-    """Parses a final response. Without a status it is invalid: nothing says that the rollout ended normally."""
+    """Parses a final response. Without ``status`` and ``finish_reason`` it is invalid: the rollout may have failed."""
     try:
         end = EndBody.model_validate({"final_response": final})
     except ValidationError as error:

@@ -30,7 +30,7 @@ class SharedPrefix(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | list[int]:
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
-            return self._ids[start:stop] if step == 1 else [self._ids[at] for at in range(start, stop, step)]
+            return self._ids[start:stop] if step == 1 else [self._ids[each] for each in range(start, stop, step)]
         return self._ids[range(self._length)[index]]
 
     def __iter__(self) -> Iterator[int]:

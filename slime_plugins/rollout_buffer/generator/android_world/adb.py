@@ -13,7 +13,7 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost")
 
 
 class AdbServer:
-    """The adb server at ``HOST:PORT``. adb starts a server on this host that is not running.
+    """The adb server at ``HOST:PORT``. If it is on this host and does not run, adb starts it.
 
     ``host_words`` are the arguments with which adb reaches a server on another host.
     """
@@ -27,14 +27,14 @@ class AdbServer:
     def run(self, *words: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> tuple[bool, str]:
         """Runs an adb command; returns whether it succeeded, and what it printed or why it did not run."""
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 [*self._command, *words], capture_output=True, timeout=timeout_s, check=False, env=dict(os.environ)
             )
         except subprocess.TimeoutExpired:
             return False, f"no answer within {timeout_s:g} s"
         except OSError as error:
             return False, str(error)
-        return done.returncode == 0, (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+        return result.returncode == 0, (result.stdout + result.stderr).decode("utf-8", "replace").strip()
 
     def expect(self, words: Sequence[str], *, containing: str = "") -> str:
         """Returns the output of a command that must succeed, with ``containing`` in its output.

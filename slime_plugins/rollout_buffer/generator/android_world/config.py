@@ -101,10 +101,10 @@ class AndroidWorldSettings(GuiAgentSettings):
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, device: str) -> str:
-        by_name = (*SHIPPED_KINDS, *OF_THE_LAB[Group.DEVICES])  # the lab's device is the default, even if not installed
-        if device not in by_name and device.count(":") != 1 and device not in installed(Group.DEVICES):
-            known = f"must be {', '.join(by_name)}, module:function of your own factory, or a device of a package"
-            raise ValueError(f"{known}: {missing(Group.DEVICES, device)}")
+        names = (*SHIPPED_KINDS, *OF_THE_LAB[Group.DEVICES])  # the lab's device is the default, even if not installed
+        if device not in names and device.count(":") != 1 and device not in installed(Group.DEVICES):
+            rule = f"must be {', '.join(names)}, module:function of your own factory, or a device of a package"
+            raise ValueError(f"{rule}: {missing(Group.DEVICES, device)}")
         return device
 
     @field_validator("device_options")
@@ -151,9 +151,9 @@ def environment_for(config: Path | None, assignments: Sequence[str]) -> dict[str
     Raises:
         ConfigError: as ``load_settings``, for the resulting settings.
     """
-    file = {} if config is None else {CONFIG_VARIABLE: str(config.absolute())}
-    _host_settings({**os.environ, **file}, assignments)
-    return {**file, **config_sources.as_variables(assignments, SETTING_PREFIX)}
+    file_variable = {} if config is None else {CONFIG_VARIABLE: str(config.absolute())}
+    _host_settings({**os.environ, **file_variable}, assignments)
+    return {**file_variable, **config_sources.as_variables(assignments, SETTING_PREFIX)}
 
 
 def read_settings(path: Path) -> AndroidWorldSettings:

@@ -68,7 +68,8 @@ logger = logging.getLogger(__name__)
 SET_BY_THE_CLIENT = frozenset(
     {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
 )
-"""Sampling parameters that are no ``SamplingParams.extra``: the client has a field or a fixed value for them."""
+"""Sampling parameters that do not go into ``SamplingParams.extra``: it has fields for three of them, and the engine's
+client sets the others itself."""
 
 ATTEMPTS = 3
 """Maximum number of attempts at an episode: an error may be that of a single device."""
@@ -111,14 +112,14 @@ def build_env(
 ) -> _Env:
     """Returns slime's environment interface of a Sample's task, on a device of this process's pool.
 
-    Call it on the event loop that plays. ``kind`` is the class of the environment.
+    Call it on the event loop that plays the episode. ``kind`` is the class of the environment.
 
     Raises:
         ConfigError: a setting is invalid.
         EnvironmentSetupError: the Sample's metadata names no task.
     """
     settings = _settings(args)
-    task = task_of(sample.metadata, of=str(sample.index))
+    task = task_of(sample.metadata, instance_id=str(sample.index))
 
     async def acquire() -> LeasedDevice:
         return await lend_device(args, needs_of(task.name))
@@ -174,7 +175,7 @@ class _LoopResources:
         key = repr((address, args.hf_checkpoint, options))
         async with self._lock:
             if key not in self._generators:
-                self._generators[key] = await self._started(args, options, address)
+                self._generators[key] = await self._start_generator(args, options, address)
         return self._generators[key]
 
     async def close(self) -> None:
@@ -183,7 +184,7 @@ class _LoopResources:
         if self._pool is not None:
             await self._pool.close()
 
-    async def _started(self, args: Any, options: Mapping[str, Any], address: str) -> AndroidWorldGenerator:
+    async def _start_generator(self, args: Any, options: Mapping[str, Any], address: str) -> AndroidWorldGenerator:
         if address not in self._engines:
             # slime aborts surplus samples and waits for their end: the client must not resume them.
             self._engines[address] = make_engine(address, EngineSettings(resume_aborted=False))
@@ -235,18 +236,18 @@ def _settings(args: Any) -> AndroidWorldSettings:
 
 
 def _options(args: Any, mode: RolloutMode | None) -> dict[str, Any]:
-    """Returns the options of a job: ``args.android_world``, overridden by slime's limits."""
+    """Returns the options of a job: ``args.android_world``, overridden by the mode and by slime's limits."""
     _use_device_settings_of(getattr(args, "custom_config_path", None))
-    overrides = dict(getattr(args, "android_world", None) or {})
-    limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
-    named = {
+    settings = dict(getattr(args, "android_world", None) or {})
+    context_limits = (getattr(args, name, None) for name in ("max_context_len", "rollout_max_context_len"))
+    overrides = {
         "rollout_mode": None if mode is None else mode.value,
         "max_turns": getattr(args, "max_turns", None),
-        "max_context_len": next((limit for limit in limits if limit), None),
+        "max_context_len": next((limit for limit in context_limits if limit), None),
     }
-    overrides |= {key: value for key, value in named.items() if value is not None}
+    settings |= {key: value for key, value in overrides.items() if value is not None}
     return {
-        "android_world": overrides,
+        "android_world": settings,
         "apply_chat_template_kwargs": getattr(args, "apply_chat_template_kwargs", None) or {},
     }
 

@@ -31,7 +31,7 @@ _VOLATILE = re.compile(
     "|^auto_time|^time_12_24|^show_touches|^pointer_location|^policy_control"
 )
 _FOLDER_OF_APPS = " /sdcard/Android/"
-"""Folder of the shared storage in which apps, also those that run unasked, keep files of their own."""
+"""Folder of the shared storage in which apps, also those that no task uses, have files of their own."""
 
 _SWITCH = {"0": "disable", "1": "enable", "2": "enable"}
 # Settings that show what a service of Android does: the command to the service, and its words by value.
@@ -46,7 +46,7 @@ _SERVICES = {
 _STREAMS = ("voice", "system", "ring", "music", "alarm", "notification")
 _VOLUME = f"volume_({'|'.join(_STREAMS)})(_speaker)?"
 _KEY = re.compile(r"[\w.:/-]+")
-# Writing these, adb would lose the device, or Android would be set up again.
+# If these were written, adb would lose the device, or Android would be set up again.
 _NEVER_WRITTEN = re.compile("^adb_|^development_settings|^device_provisioned|^user_setup_complete|^android_id")
 _PAUSES_S = (0.0, 0.5, 1.0)
 """Pauses between writing settings and reading them, one for each try: services answer before they have switched."""
@@ -94,21 +94,22 @@ class StateCheck:
     give_up: Callable[[], None] = lambda: None
 
     def compare(self, adb: AdbServer, serial: str, packages: Collection[str]) -> dict[str, str]:
-        """Returns what differs from the recorded state, by part; records what is not recorded yet.
+        """Returns what differs from the recorded state, by part.
+
+        Records what is not recorded yet, unless a required part differs that cannot be put back.
 
         Raises:
             DeviceError: the state cannot be read.
         """
-        found = _read_state(adb, serial, self.script(packages))
+        present = _read_state(adb, serial, self.script(packages))
         recorded = self._recorded()
+        snapshots = [name for name in present if part_of(name) == "snapshot"]
         # The files of an app's snapshot count as the recorded files of the app.
-        known = recorded | {
-            name.replace("snapshot:", "apps:"): found.pop(name) for name in list(found) if part_of(name) == "snapshot"
-        }
-        changed = differences(known, found)
+        expected = recorded | {name.replace("snapshot:", "apps:"): present.pop(name) for name in snapshots}
+        changed = differences(expected, present)
         if not (self.required - _WRITABLE).intersection(map(part_of, changed)):
             unfinished = self.file.with_suffix(".partial")
-            unfinished.write_text(json.dumps(found | recorded))
+            unfinished.write_text(json.dumps(present | recorded))
             unfinished.replace(self.file)
         return changed
 
@@ -121,19 +122,19 @@ class StateCheck:
         recorded = {name: self._recorded()[name] for name in changed if part_of(name) in _WRITABLE}
         if not recorded:
             return dict(changed)
-        adb_output, found = "", _read_state(adb, serial, _script(recorded))
+        adb_output, present = "", _read_state(adb, serial, _script(recorded))
         refused = "" if sets_clock or StatePart.CLOCK not in recorded else "its clock must not be set, or only by root"
         for pause_s in _PAUSES_S:
             writable = [name for name in recorded if sets_clock or name != StatePart.CLOCK]
-            commands = [command for name in writable for command in _commands(name, recorded[name], found[name])]
+            commands = [command for name in writable for command in _commands(name, recorded[name], present[name])]
             if not commands:
                 break
             _, adb_output = adb.run("-s", serial, "shell", "; ".join(commands), timeout_s=_SCRIPT_TIMEOUT_S)
             time.sleep(pause_s)
-            found = _read_state(adb, serial, _script(recorded))
-            if not differences(recorded, found):
+            present = _read_state(adb, serial, _script(recorded))
+            if not differences(recorded, present):
                 break
-        remaining = differences(recorded, found)
+        remaining = differences(recorded, present)
         reason = f" (not put back: {adb_output[-_MAX_ADB_OUTPUT:] or refused or 'adb printed nothing'})"
         others = {name: text for name, text in changed.items() if name not in recorded}
         return others | {name: text + reason for name, text in remaining.items()}
@@ -143,12 +144,12 @@ class StateCheck:
         lines = []
         folders = {"apps": "/data/data"} | ({"snapshot": self.snapshots} if self.snapshots else {})
         for package in sorted(map(shlex.quote, packages)):
-            # With snapshots, an app is compared with its own, and an app without one is left out.
-            required = f"{self.snapshots or folders['apps']}/{package}"
+            # With snapshots, an app is compared with its own snapshot, and an app without a snapshot is left out.
+            app_folder = f"{self.snapshots or folders['apps']}/{package}"
             commands = [
                 f"echo @{name}:{package}; {_FILES.format(f'{folder}/{package}')}" for name, folder in folders.items()
             ]
-            lines.append(f"if [ -d {required} ] && ls {required} >/dev/null 2>&1; then {'; '.join(commands)}; fi")
+            lines.append(f"if [ -d {app_folder} ] && ls {app_folder} >/dev/null 2>&1; then {'; '.join(commands)}; fi")
         return _script([name for name in _COMMANDS if part_of(name) in ALWAYS_COMPARED | self.required], *lines)
 
     def _recorded(self) -> State:
@@ -185,32 +186,32 @@ def read(output: str) -> State:
     return state
 
 
-def differences(recorded: Mapping[str, Collection[str]], found: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Returns the parts that differ, each with the first lines of the difference."""
+def differences(recorded: Mapping[str, Collection[str]], present: Mapping[str, Collection[str]]) -> dict[str, str]:
+    """Returns the parts in both states that differ, each with the first lines of the difference."""
     changed = {}
-    for name in sorted(found.keys() & recorded.keys()):
-        lines = sorted(set(recorded[name]) ^ set(found[name]))
-        if name == StatePart.CLOCK and abs(sum(map(float, recorded[name])) - sum(map(float, found[name]))) <= (
-            MAX_CLOCK_DRIFT_S
-        ):
-            continue
+    for name in sorted(present.keys() & recorded.keys()):
+        lines = sorted(set(recorded[name]) ^ set(present[name]))
+        if name == StatePart.CLOCK:
+            drift_s = sum(map(float, recorded[name])) - sum(map(float, present[name]))
+            if abs(drift_s) <= MAX_CLOCK_DRIFT_S:
+                continue
         if lines:
             changed[name] = ", ".join(lines[:_MAX_NAMES] + ["…"] * (len(lines) > _MAX_NAMES))
     return changed
 
 
-def _commands(name: str, recorded: Iterable[str], found: Iterable[str]) -> Iterator[str]:
+def _commands(name: str, recorded: Iterable[str], present: Iterable[str]) -> Iterator[str]:
     """Yields the shell's commands that set the clock or a table of settings as recorded; they print only errors."""
     if name == StatePart.CLOCK:
         stamp = datetime.fromtimestamp(time.time() + sum(map(float, recorded)), UTC).strftime("%m%d%H%M%y.%S")
         yield f"date -u {stamp} >/dev/null || su 0 date -u {stamp} >/dev/null"
         return
-    if any("=" not in line for line in (*recorded, *found)):
+    if any("=" not in line for line in (*recorded, *present)):
         return  # a value has several lines: it is not known which setting a line belongs to
-    wanted, present = (dict(line.split("=", 1) for line in lines if "=" in line) for lines in (recorded, found))
+    wanted, values = (dict(line.split("=", 1) for line in lines) for lines in (recorded, present))
     # Airplane mode first, because it switches other services.
-    for key in sorted(wanted.keys() | present.keys(), key=lambda key: (key != "airplane_mode_on", key)):
-        if wanted.get(key) != present.get(key) and _KEY.fullmatch(key) and not _NEVER_WRITTEN.search(key):
+    for key in sorted(wanted.keys() | values.keys(), key=lambda key: (key != "airplane_mode_on", key)):
+        if wanted.get(key) != values.get(key) and _KEY.fullmatch(key) and not _NEVER_WRITTEN.search(key):
             yield f"{_setting_command(name.partition(':')[2], key, wanted.get(key))} >/dev/null"
 
 
@@ -232,7 +233,7 @@ def not_restored(name: str, changed: Mapping[str, str], file: Path) -> DeviceErr
     """Returns the error of a device whose state a repeated restore did not bring back."""
     parts = "; ".join(f"{part} ({lines})" for part, lines in changed.items())
     return DeviceError(
-        f"{name} is not restored, also not by a second try: its state differs in {parts}; restore it by hand, or "
+        f"{name} was not restored, not even by a second try: its state differs in {parts}; restore it by hand, or "
         f"delete {file} to accept its present state",
         {"fault": NOT_RESTORED},
     )

@@ -41,7 +41,7 @@ class RewardSettings(SettingsSection):
     score_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
     @model_validator(mode="after")
-    def _scale_has_room(self) -> RewardSettings:
+    def _scale_bounds_are_ordered(self) -> RewardSettings:
         if self.step_scale_min > self.step_scale_max:
             raise ValueError("step_scale_min must not exceed step_scale_max")
         return self
@@ -91,7 +91,7 @@ class PhoneRewardBreakdown:
 
 
 def step_scale(steps: int, settings: RewardSettings) -> float:
-    """Returns ``clamp(exp(-0.1 * steps), 0.1, 1.5)``: fewer actions give more. In [0.1, 1]."""
+    """Returns ``clamp(exp(-0.1 * steps), 0.1, 1.5)`` with the defaults: fewer actions give more. In [0.1, 1]."""
     return min(max(math.exp(-settings.step_decay * steps), settings.step_scale_min), settings.step_scale_max)
 
 
@@ -105,7 +105,7 @@ def thinking_bonus(mean_thinking_tokens: float, settings: RewardSettings) -> flo
 
 
 def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> float:
-    """Returns ``0.5 * (1 - steps / max_turns)``: giving up early costs more. In [0, 0.5]."""
+    """Returns ``0.5 * (1 - steps / max_turns)`` with the defaults: giving up early costs more. In [0, 0.5]."""
     return settings.premature_penalty * (1 - min(steps / max_turns, 1.0))
 
 

@@ -27,7 +27,7 @@ MAX_NOTES = 256
 MAX_NOTE_CHARACTERS = 20_000
 SNIPPET_WORDS = 24
 SNIPPET_CHARACTERS = 1000
-"""A hit of a search shows as much of its chunk's beginning."""
+"""A search hit shows the beginning of its chunk, up to these numbers of words and characters."""
 ROOM_AROUND_A_RESULT = 128
 """Tokens reserved for a result besides its message: its ids and status, and the text of the chat template."""
 _CUT = " … (cut: this is too long for one result; smaller chunks are shown whole)"

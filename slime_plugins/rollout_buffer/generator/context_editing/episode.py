@@ -92,8 +92,8 @@ class ContextEditingEpisode:
         self._setup = setup
         self._settings = settings
         self._response_length = settings.response_length or request.sampling_params.max_new_tokens
-        cap = min(request.sampling_params.max_new_tokens, self._response_length)
-        self._sampling_params = replace(request.sampling_params, max_new_tokens=cap)
+        max_new_tokens = min(request.sampling_params.max_new_tokens, self._response_length)
+        self._sampling_params = replace(request.sampling_params, max_new_tokens=max_new_tokens)
         self._banned_ids = frozenset(setup.chat.vision_ids) if setup.settings.ban_vision_tokens else frozenset()
         self._history = History(prompt, setup.break_markers, ids_from_first_turn=settings.message_ids == "turns")
         self._view = PromptView(setup.chat, setup.tools if setup.tools_in_template else ())
@@ -126,11 +126,11 @@ class ContextEditingEpisode:
                 self._log_prompt_too_long(len(prompt_ids))
                 return _Ending(StopReason.MAX_CONTEXT)
             reply = await self._generate(prompt_ids)
-            cut = self._why_cut(reply)
-            if not reply.output_ids and cut is not None:
-                return _Ending(cut)
+            why_cut = self._why_cut(reply)
+            if not reply.output_ids and why_cut is not None:
+                return _Ending(why_cut)
             msg_id, text = self._record(prompt_ids, reply)
-            ending = _Ending(cut) if cut is not None else await self._act(msg_id, text)
+            ending = _Ending(why_cut) if why_cut is not None else await self._act(msg_id, text)
             if ending is not None:
                 return ending
         return _Ending(StopReason.MAX_TURNS)
@@ -207,7 +207,7 @@ class ContextEditingEpisode:
         return deletion.result()
 
     def _count_as_json(self, text: str) -> int:
-        """Counts the tokens of a text as results hold it, in JSON, which escapes quotes and ends of lines."""
+        """Counts the tokens of a text as it stands in a result: in JSON, which escapes quotes and line feeds."""
         return self._setup.chat.count(json.dumps(text, ensure_ascii=False))
 
     def _budget(self) -> Budget:

@@ -99,7 +99,7 @@ class History:
         """Returns the tool results that came after the last sampled turn, the newest first."""
         return list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(self.messages)))
 
-    def is_kept_turn(self, message: Message) -> bool:
+    def is_undeleted_turn(self, message: Message) -> bool:
         """Returns True for a sampled turn that was not deleted."""
         return message["role"] == "assistant" and message[MSG_ID] >= self._prompt_end and not self.is_deleted(message)
 

@@ -55,7 +55,7 @@ class PromptView:
         last_turn: int | None = None
         run: list[Message] = []
         for message in history.messages:
-            if not history.is_kept_turn(message):
+            if not history.is_undeleted_turn(message):
                 run.append(message)
                 continue
             ids += self._run(last_turn, run, history)

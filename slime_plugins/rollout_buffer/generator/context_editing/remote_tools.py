@@ -1,4 +1,4 @@
-"""The document tools of a rollout server that is started with ``--tools MODULE:DOCUMENT_TOOLS``, this module's name.
+"""The document tools of a rollout server that is started with ``--tools MODULE:DOCUMENT_TOOLS``; MODULE is this module.
 
 The request carries the document, as ``document_content``: at its top level, or in its ``extra_info``, ``tool_kwargs``
 or ``metadata``. Two tools are not offered: ``deleteContext``, because a remote rollout has no history of its own
@@ -61,7 +61,7 @@ class DocumentToolSession:
         """Returns the result; a structured result is JSON. Later calls count its tokens as used.
 
         Raises:
-            ValueError: the tool failed; the message names an alternative.
+            ValueError: the call was refused; the message is for the model.
         """
         async with self._busy:
             result = await self._result(name, arguments)

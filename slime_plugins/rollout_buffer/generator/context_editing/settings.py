@@ -61,7 +61,7 @@ OPTION_SECTIONS = {
 
 
 def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
-    """Returns the settings that a job's options give.
+    """Returns the settings in a job's options: the section overrides the top level, which overrides nested sections.
 
     Raises:
         ConfigError: names the key that is unknown or out of range.
@@ -69,9 +69,9 @@ def load_settings(options: Mapping[str, Any]) -> ContextEditingSettings:
     section = options.get(SECTION) or {}
     if not isinstance(section, Mapping):
         raise ConfigError(f"{SECTION} in the payload must be an object of settings")
-    at_top = {name: options[name] for name in STATELM_NAMES if name in options}
+    top_level = {name: options[name] for name in STATELM_NAMES if name in options}
     try:
-        return ContextEditingSettings.model_validate({**_nested(options), **at_top, **section})
+        return ContextEditingSettings.model_validate({**_nested(options), **top_level, **section})
     except ValidationError as error:
         raise ConfigError("; ".join(f"{SECTION}.{sentence}" for sentence in validation_messages(error))) from error
 

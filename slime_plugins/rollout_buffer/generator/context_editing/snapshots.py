@@ -55,7 +55,7 @@ class Snapshot:
 
     A stretch is the sequence between two deletions. ``prompt_ids`` is the first prompt of the stretch,
     ``response_ids`` the rest of the stretch. The mask is 1 on sampled tokens; log-probs are 0.0 on all others. Before a
-    further deletion in the same turn both are 0 everywhere, because the turn's first snapshot has the same tokens.
+    further deletion in the same turn, mask and log-probs are all 0: the turn's first snapshot has the same tokens.
     ``deleted_msg_ids`` are those of earlier deletions. ``emission_views`` and ``assistant_turn_boundaries`` have one
     entry per turn of the whole episode so far; the boundaries (start, end) are positions in the response of the turn's
     stretch.

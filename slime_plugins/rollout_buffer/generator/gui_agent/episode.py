@@ -63,7 +63,7 @@ def read_task(instance: Instance) -> Task:
     Raises:
         EnvironmentSetupError: the line has no ``metadata`` with a ``task_name`` and an integer ``params_idx``.
     """
-    return task_of(instance.data.get("metadata"), of=instance.instance_id)
+    return task_of(instance.data.get("metadata"), instance_id=instance.instance_id)
 
 
 def create_context(settings: GuiAgentSettings, chat: ChatTokens, view: View | None = None) -> Context:
@@ -187,7 +187,7 @@ class Episode:
         max_repeats = self._settings.stop_after_repeats
         if max_repeats is not None and self._task_runner.repeats() >= max_repeats:
             return StopReason.REPEATED
-        observation = self._task_runner.seen
+        observation = self._task_runner.observation
         fits = self._conversation.add_observation(observation, turn=self._turns, max_turns=max_turns, reply=reply)
         return None if fits else StopReason.MAX_CONTEXT
 

@@ -1,7 +1,8 @@
 """Parses a model's reply into one validated action. Pure; never raises on invalid text.
 
 A reply looks like ``<thinking>…</thinking><tool_call>{"name": "mobile_use", "arguments": {…}}</tool_call>
-<conclusion>…</conclusion>``. Without exactly one valid call it has a ``MalformedAction`` with a message for the agent.
+<conclusion>…</conclusion>``. A reply without exactly one valid call becomes a ``MalformedAction``, with a message for
+the agent.
 
 Rules that the tool's description leaves open:
 
@@ -95,8 +96,8 @@ def parse_reply(text: str, *, screen_width: int, screen_height: int) -> ParsedRe
 
 def _thinking(text: str) -> str:
     """Returns all thinking: the model's own ``<think>``, which the prompt may have opened, and ``<thinking>``."""
-    head, closed, rest = text.partition("</think>")
-    if not closed:
+    head, closing_tag, rest = text.partition("</think>")
+    if not closing_tag:
         return _tagged(text, "thinking")
     native = head.partition("<think>")[2] if "<think>" in head else head
     return "\n".join(part for part in (native.strip(), _tagged(rest, "thinking")) if part)

@@ -1,4 +1,4 @@
-"""Resizes and encodes screenshots; the result is stored, sent and trained on."""
+"""Resizes and encodes screenshots; the result is stored, sent to the engine and trained on."""
 
 from __future__ import annotations
 

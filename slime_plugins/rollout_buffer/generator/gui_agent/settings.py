@@ -80,7 +80,7 @@ class GuiAgentSettings(PoolSettings):
         raise NotImplementedError(f"{type(self).__name__} must return the settings of its devices")
 
 
-def lives_in_ray(load_settings: Callable[[Mapping[str, Any]], PoolSettings]) -> bool:
+def devices_run_on_ray(load_settings: Callable[[Mapping[str, Any]], PoolSettings]) -> bool:
     """Returns True if this host's devices live in a Ray cluster; invalid settings are reported when a job starts."""
     try:
         return load_settings({}).device_pool is PoolKind.RAY

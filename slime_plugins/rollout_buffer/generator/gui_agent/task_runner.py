@@ -37,8 +37,8 @@ class Task:
     params_idx: int
 
 
-def task_of(metadata: object, *, of: str) -> Task:
-    """Returns the task in the ``metadata`` of an input line; ``of`` names the line in the error.
+def task_of(metadata: object, *, instance_id: str) -> Task:
+    """Returns the task in the ``metadata`` of an input line; ``instance_id`` names the line in the error.
 
     Raises:
         EnvironmentSetupError: there is no ``metadata`` with a ``task_name`` and an integer ``params_idx``.
@@ -46,7 +46,7 @@ def task_of(metadata: object, *, of: str) -> Task:
     name = metadata.get("task_name") if isinstance(metadata, Mapping) else None
     index = metadata.get("params_idx") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str) or not isinstance(index, int) or isinstance(index, bool):
-        raise EnvironmentSetupError(f"instance {of} needs metadata with a task_name and an integer params_idx")
+        raise EnvironmentSetupError(f"instance {instance_id} needs metadata with a task_name and an integer params_idx")
     return Task(name=name, params_idx=index)
 
 
@@ -100,7 +100,7 @@ class RewardRule(Protocol):
 
 
 class TaskRunner:
-    """One task on one leased device, from reset to reward. ``seen`` is the newest observation.
+    """One task on one leased device, from reset to reward.
 
     ``count_tokens`` counts the tokens of a text, for the thinking bonus. ``max_turns`` overrides the task's own limit
     of steps.
@@ -123,18 +123,18 @@ class TaskRunner:
         self._count_tokens = count_tokens
         self._timer = timer
         self._thinking_tokens: list[int] = []
-        self._seen: Observation | None = None
+        self._observation: Observation | None = None
         self.max_turns = max_turns or FALLBACK_MAX_TURNS
         self.malformed_turns = 0
         self.corrected_turns = 0
         self.log: list[dict[str, Any]] = []
 
     @property
-    def seen(self) -> Observation:
+    def observation(self) -> Observation:
         """The newest observation; after a reply without a valid action its note says why."""
-        if self._seen is None:
+        if self._observation is None:
             raise EnvironmentSetupError("the task was not set up: call reset first")
-        return self._seen
+        return self._observation
 
     @property
     def thinking_tokens(self) -> int:
@@ -148,13 +148,14 @@ class TaskRunner:
             DeviceError, EnvironmentSetupError: the task cannot be set up.
         """
         with self._timer.phase("reset"):
-            self._seen = await self._device.reset(self._task.name, self._task.params_idx)
-        self.max_turns = self._wanted_max_turns or self._seen.step_budget or FALLBACK_MAX_TURNS
-        return self._seen
+            self._observation = await self._device.reset(self._task.name, self._task.params_idx)
+        self.max_turns = self._wanted_max_turns or self._observation.step_budget or FALLBACK_MAX_TURNS
+        return self._observation
 
     def read(self, text: str) -> ParsedReply:
         """Returns the parsed reply; accepts any text."""
-        return parse_reply(text, screen_width=self.seen.screen_width, screen_height=self.seen.screen_height)
+        width, height = self.observation.screen_width, self.observation.screen_height
+        return parse_reply(text, screen_width=width, screen_height=height)
 
     async def act(self, reply: ParsedReply, turn: int) -> TaskEnd | None:
         """Executes the reply of turn ``turn``; returns how it ended the task, None if the task continues.
@@ -162,16 +163,16 @@ class TaskRunner:
         Raises:
             DeviceError: the device failed.
         """
-        seen, tokens = self.seen, self._count_tokens(reply.thinking)
+        before, tokens = self.observation, self._count_tokens(reply.thinking)
         if isinstance(reply.action, MalformedAction):
             self.malformed_turns += 1
-            self._seen = replace(seen, note=malformed_reply_note(reply.action.reason))
-            self._log(turn, seen, tokens, malformed=reply.action.reason)
+            self._observation = replace(before, note=malformed_reply_note(reply.action.reason))
+            self._log(turn, before, tokens, malformed=reply.action.reason)
             return None
         self._thinking_tokens.append(tokens)
         self.corrected_turns += bool(reply.action.corrected)
-        end, self._seen = await self._do(reply.action, seen)
-        self._log(turn, seen, tokens, note=self._seen.note, **_described(reply.action))
+        end, self._observation = await self._do(reply.action, before)
+        self._log(turn, before, tokens, note=self._observation.note, **_described(reply.action))
         return end
 
     def repeats(self) -> int:
@@ -185,7 +186,7 @@ class TaskRunner:
         return sum(1 for _ in itertools.takewhile(lambda entry: entry == actions[-1], reversed(actions)))
 
     async def reward(self, *, ended_by_agent: bool, given_up: bool = False) -> RewardBreakdown:
-        """Returns the reward; the device is scored, unless the episode was ``given_up``.
+        """Returns the reward; the device is scored if the rule needs its score and the episode was not ``given_up``.
 
         Raises:
             DeviceError: the device cannot be scored, or its score is out of range.
@@ -198,10 +199,10 @@ class TaskRunner:
             max_turns=self.max_turns,
         )
 
-    async def _do(self, parsed: ParsedAction, seen: Observation) -> tuple[TaskEnd | None, Observation]:
+    async def _do(self, parsed: ParsedAction, before: Observation) -> tuple[TaskEnd | None, Observation]:
         """Executes the action on the device; ``terminate`` is not sent to the device."""
         if parsed.action.kind is ActionKind.TERMINATE:
-            return TaskEnd.TERMINATED, replace(seen, note="")
+            return TaskEnd.TERMINATED, replace(before, note="")
         with self._timer.phase("act"):
             after = await self._device.step(parsed.action)
         if parsed.action.kind is ActionKind.ANSWER:
@@ -218,9 +219,9 @@ class TaskRunner:
             )
         return score
 
-    def _log(self, turn: int, seen: Observation, thinking_tokens: int, **facts: Any) -> None:
-        """Logs a turn's observation and action; empty facts are left out."""
-        entry = {"turn": turn, "screenshot": seen.screenshot.sha256, "thinking_tokens": thinking_tokens}
+    def _log(self, turn: int, before: Observation, thinking_tokens: int, **facts: Any) -> None:
+        """Logs a turn's action and the observation before it; empty facts are left out."""
+        entry = {"turn": turn, "screenshot": before.screenshot.sha256, "thinking_tokens": thinking_tokens}
         self.log.append(entry | {name: fact for name, fact in facts.items() if fact not in (None, "")})
 
 

@@ -30,7 +30,7 @@ def final_answer(text: str) -> str | None:
 
 
 def is_same_text(answer: str, label: str) -> bool:
-    """Returns True if both are equal apart from spaces, dollar signs, commas in numbers and a final full stop."""
+    """Returns True if the texts are equal apart from spaces, dollar signs, commas in numbers and a final full stop."""
     return _plain(answer) == _plain(label)
 
 

@@ -48,7 +48,7 @@ class MathJudge:
             JudgeError: several processes in a row did not start.
         """
         for _ in range(self._processes):
-            self._idle.put_nowait(None)  # None: a process that the first comparison with it starts
+            self._idle.put_nowait(None)  # None stands for a process that is started when a comparison needs it
         await self.are_equal("4", "4")
 
     async def are_equal(self, label: str, answer: str) -> bool:
@@ -89,7 +89,7 @@ class MathJudge:
         """
         verdict = await process.ask({"label": label, "answer": answer}, _ANSWER_TIMEOUT_S)
         if verdict is None and await process.returncode() == -signal.SIGPROF:
-            logger.info("two expressions could not be compared within %s s: %r", self._timeout_s, answer)
+            logger.info("two expressions could not be compared within %s s of CPU time: %r", self._timeout_s, answer)
             return False
         if verdict is None:
             raise _NoAnswerError(f"crashed during a comparison (exit status {await process.returncode()})")
@@ -155,7 +155,7 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
         """Returns the answer; None if the process crashed.
 
         Raises:
-            _NoAnswerError: it hung.
+            _NoAnswerError: as ``line``.
         """
         stdin = cast("asyncio.WriteTransport", self._opened().get_pipe_transport(0))
         stdin.write(json.dumps(question).encode() + b"\n")

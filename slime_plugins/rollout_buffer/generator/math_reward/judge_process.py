@@ -95,13 +95,13 @@ def _load_comparison() -> Compare:
 
 
 def _bare(text: str) -> str:
-    """Removes a ``\\boxed{}`` around a label."""
+    """Removes a ``\\boxed{}`` around an expression."""
     inside = text.strip()
     return inside[len("\\boxed{") : -1] if inside.startswith("\\boxed{") and inside.endswith("}") else inside
 
 
 def _raise_oom_score() -> None:
-    """Makes the OOM killer prefer this process: it costs one retry, the runner all its episodes."""
+    """Makes the OOM killer prefer this process: its end costs one retry, the runner's end costs all its episodes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 

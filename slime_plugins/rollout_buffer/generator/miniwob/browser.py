@@ -94,7 +94,9 @@ class _SharedBrowser:
 
 
 def find_chromium(named: str = "") -> str:
-    """Returns the path of ``named``, else of the variable's Chromium, else one on the PATH; "" for Playwright's own.
+    """Returns the path of ``named``, else of the Chromium in ``CHROMIUM_VARIABLE``, else of one on the PATH.
+
+    Returns "" if there is none of these but Playwright has installed its own.
 
     Raises:
         ConfigError: the named browser does not exist, or no Chromium is installed.
@@ -169,9 +171,9 @@ class SharedBrowsers:
     async def _limited(
         self, work: Callable[[], Coroutine[Any, Any, _Result]], opened: OpenPage | None, timeout_s: float
     ) -> _Result:
-        """Applies the limit on the loop, so that cancelled work cleans up before it ends.
+        """Runs ``work`` under a time limit that applies on the loop, so that cancelled work cleans up before it ends.
 
-        After a failure it checks whether the browser or Playwright's driver has died.
+        After a failure, browsers that do not answer are abandoned.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -222,7 +224,7 @@ class SharedBrowsers:
         return await self._playwright.chromium.launch(
             executable_path=options.executable or None,
             args=list(LAUNCH_ARGUMENTS),
-            # Chromium refuses to run as root inside its sandbox, which is how containers run it.
+            # Chromium refuses to run as root inside its sandbox, and in containers it runs as root.
             chromium_sandbox=os.geteuid() != 0,
             timeout=options.timeout_s * 1000,
         )
@@ -321,11 +323,11 @@ async def _answers(browser: Browser) -> bool:
     return True
 
 
-async def _closed_in_time(ending: Coroutine[Any, Any, object]) -> bool:
+async def _closed_in_time(closing: Coroutine[Any, Any, object]) -> bool:
     """Returns True if a close call of Playwright succeeded in time."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await ending
+            await closing
     except Exception as error:  # noqa: BLE001 - abandoned after any error
         logger.warning("a browser, or a page of it, could not be closed: %s", _first_line(error))
         return False

@@ -169,22 +169,22 @@ class AttachedHost:
         Raises:
             DeviceError: the adb server does not answer.
         """
-        said = ""
+        connect_output = ""
         states = self._server.states()
         if self._entry.connect and states.get(self._entry.connect) != "device":
             if states.get(self._entry.connect) == "offline":
                 self._server.run("disconnect", self._entry.connect)
-            _, said = self._server.run("connect", self._entry.connect)
+            _, connect_output = self._server.run("connect", self._entry.connect)
             states = self._server.states()
         self._serial = self._serial_among(states)
         state = states.get(self._serial)
         if state is None:
             listed = ", ".join(f"{serial} {state}" for serial, state in states.items()) or "no device"
-            return f"{said + '; ' if said else ''}adb lists {listed}, not {self._serial}"
+            return f"{connect_output + '; ' if connect_output else ''}adb lists {listed}, not {self._serial}"
         if state != "device":
             if state == "offline":
                 self._server.run("-s", self._serial, "reconnect")
-            return f"{self._serial} {state}{'; ' + said if said else ''}"
+            return f"{self._serial} {state}{'; ' + connect_output if connect_output else ''}"
         booted, answer = self._server.run("-s", self._serial, "shell", "getprop", "sys.boot_completed")
         if not booted or answer != "1":
             return f"Android has not booted: {answer or 'sys.boot_completed is not set'}"
@@ -218,14 +218,14 @@ class AttachedHost:
         environment = os.environ | {"ANDROID_SERIAL": self._serial, "ROLLOUT_BUFFER_DEVICE_NAME": self.name}
         environment["ANDROID_ADB_SERVER_PORT"] = str(self._server.port)
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command, capture_output=True, text=True, timeout=_RESTORE_TIMEOUT_S, check=False, env=environment
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DeviceError(f"the restore command of {self.name} failed: {error}") from error
-        if done.returncode != 0:
-            said = (done.stderr or done.stdout).strip() or "no output"
-            raise DeviceError(f"the restore command of {self.name} exited with code {done.returncode}: {said[-600:]}")
+        if result.returncode != 0:
+            output = ((result.stderr or result.stdout).strip() or "no output")[-600:]
+            raise DeviceError(f"the restore command of {self.name} exited with code {result.returncode}: {output}")
 
     # ---- the endpoint
 
@@ -252,5 +252,5 @@ def capabilities_of(entry: AttachedDevice, server: AdbServer, serial: str) -> fr
         # With ro.debuggable `adb root` works, which the package runs where it needs it.
         if user == "root" or is_debuggable == "1":
             capabilities.add(Capability.ROOT)
-    # Setting the clock would set the host's.
+    # With a shared kernel, setting the clock would set the host's clock.
     return frozenset(capabilities - {Capability.CLOCK} if entry.shares_host_kernel else capabilities)

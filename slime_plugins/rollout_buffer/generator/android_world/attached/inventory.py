@@ -26,14 +26,14 @@ class RestoreWay(SettingsSection):
 
 
 def _restore_way(value: Any) -> Any:
-    """Returns the value unchanged, so that the error for any other form names the three forms."""
+    """Returns a value of one of the three forms unchanged; the error for any other value names the forms."""
     if value != "apps" and not (isinstance(value, Mapping) and set(value) in ({"snapshot"}, {"command"})):
         raise ValueError("must be apps, {snapshot: NAME} or {command: [PROGRAM, ARGUMENT, …]}")
     return value
 
 
 class AttachedDevice(SettingsSection):
-    """An entry of the inventory. ``capabilities`` None: they are found out when the device is connected."""
+    """An entry of the inventory. With ``capabilities`` None they are detected when the device is connected."""
 
     serial: str = ""
     connect: str = ""
@@ -50,7 +50,7 @@ class AttachedDevice(SettingsSection):
     def _is_an_address(cls, address: str) -> str:
         if not re.fullmatch(r"[^\s:]+:\d{1,5}", address):
             raise ValueError("must be HOST:PORT")
-        # Locks are named by these addresses, so that an address must have one spelling.
+        # Locks are named by these addresses, so an address must have one spelling.
         return re.sub(r"^localhost:", "127.0.0.1:", address)
 
     @model_validator(mode="after")
@@ -73,7 +73,7 @@ class Inventory(SettingsSection):
     devices: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")], AttachedDevice] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _each_is_one_device(self) -> Inventory:
+    def _no_device_is_listed_twice(self) -> Inventory:
         names: dict[tuple[str, str], str] = {}
         for name, device in self.devices.items():
             other = names.setdefault((device.adb_server, device.listed_as), name)
@@ -92,14 +92,14 @@ def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown or "inventory" not in options:
         not_known = f", not {', '.join(unknown)}" if unknown else ""
         raise ConfigError(f"device_options: device: attached needs inventory, the path of a YAML file{not_known}")
-    given = options["inventory"]
-    if isinstance(given, str):
-        path = Path(given).expanduser()
+    inventory = options["inventory"]  # a path, or the content that this function returned before
+    if isinstance(inventory, str):
+        path = Path(inventory).expanduser()
         if not path.is_absolute():
-            raise ConfigError(f"device_options.inventory: must be an absolute path, not {given!r}")
+            raise ConfigError(f"device_options.inventory: must be an absolute path, not {inventory!r}")
         layer = config_sources.from_file(path)
     else:
-        layer = config_sources.Layer(values={"devices": given})
+        layer = config_sources.Layer(values={"devices": inventory})
     entries = config_sources.validated(Inventory, layer).devices
     return {
         "inventory": {name: entry.model_dump(mode="json", exclude_defaults=True) for name, entry in entries.items()}

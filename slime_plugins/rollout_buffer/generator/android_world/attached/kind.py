@@ -55,9 +55,9 @@ def _examine(settings: AndroidWorldSettings) -> list[DeviceCheck]:
 
 def _checks_of(server: AdbServer, name: str, entry: AttachedDevice) -> list[DeviceCheck]:
     """Returns whether adb lists the device of an entry as usable, and if it does, which tasks the device can play."""
-    said = server.run("connect", entry.connect)[1] if entry.connect else ""
+    connect_output = server.run("connect", entry.connect)[1] if entry.connect else ""
     try:
-        state = server.states().get(entry.listed_as, said or f"adb does not list {entry.serial}")
+        state = server.states().get(entry.listed_as, connect_output or f"adb does not list {entry.listed_as}")
     except DeviceError as error:
         state = error.message
     remedy = "unlock its screen and allow USB debugging; `adb devices` must list it as device"

@@ -38,7 +38,7 @@ _DUMP = "/data/local/tmp/rollout_buffer_window.xml"
 _MOVING = "could not get idle state"
 """What ``uiautomator`` prints if the screen never stands still."""
 _SCREENCAP = "screencap -p"
-# Without rm a dump that fails would leave the elements of an earlier screen. android_world.env.adb_utils reads those.
+# Without rm, cat would print the elements of an earlier screen after a dump that fails.
 _UIAUTOMATOR = f"rm -f {_DUMP}; uiautomator dump {_DUMP}; cat {_DUMP}"
 
 
@@ -118,15 +118,15 @@ class AdbSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyp
         problem = ""
         for _ in range(_READ_TRIES):
             try:
-                done = subprocess.run(
+                result = subprocess.run(
                     [*self._command, "exec-out", script], capture_output=True, timeout=_READ_TIMEOUT_S, check=False
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise DeviceError(f"adb exec-out {script}: {error}") from error
             try:
-                return parse(done.stdout or done.stderr)
+                return parse(result.stdout or result.stderr)
             except (ValueError, OSError, SyntaxError) as error:  # SyntaxError: broken PNG and XML
-                problem = f"{error} {done.stderr.decode('utf-8', 'replace')}".strip()
+                problem = f"{error} {result.stderr.decode('utf-8', 'replace')}".strip()
         raise DeviceError(f"adb exec-out {script}: {problem}")
 
     def _launch_impl(self) -> None:
@@ -167,7 +167,7 @@ def _starting_at(start: bytes, output: bytes) -> bytes:
     Raises:
         ValueError: ``start`` is not in the output; the message is the output.
     """
-    at = output.find(start)
-    if at < 0:
+    position = output.find(start)
+    if position < 0:
         raise ValueError(output[:400].decode("utf-8", "replace").strip() or "no output")
-    return output[at:]
+    return output[position:]

@@ -71,8 +71,8 @@ def clone_avd(
         pid = running_emulator(source)
         mark = f"{base}\n{_digest(source)}\n"
         is_clone = (target / _MARK).is_file()
-        made_of = (target / _MARK).read_text() if is_clone else ""
-        if made_of == mark or (pid is not None and made_of.startswith(f"{base}\n")):
+        present_mark = (target / _MARK).read_text() if is_clone else ""
+        if present_mark == mark or (pid is not None and present_mark.startswith(f"{base}\n")):
             return
         if target.exists() and not is_clone:
             raise ConfigError(f"{target} exists already and is no clone: move it, or set another base_avd_name_pattern")
@@ -101,8 +101,7 @@ def running_emulator(avd: Path) -> int | None:
     process.
     """
     try:
-        written = (avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t")
-        pid = int(written)
+        pid = int((avd / _PID_FILE).read_bytes().strip(b"\0 \r\n\t"))
         os.kill(pid, 0)
         if _age_s(pid) + _CLOCK_TOLERANCE_S < time.time() - (avd / _PID_FILE).stat().st_mtime:
             return None
@@ -148,8 +147,8 @@ def _digest(avd: Path) -> str:
 
 @contextmanager
 def _copy_slot(avd_home: Path, at_once: int) -> Iterator[None]:
-    """Waits until fewer than ``at_once`` copies run. It ends: copies have a time limit, and a killed process loses its
-    lock."""
+    """Waits until fewer than ``at_once`` copies run. The wait ends, because copies have a time limit and a killed
+    process loses its lock."""
     while True:
         for number in range(at_once):
             with (avd_home / f".rollout_buffer_copy_{number}.lock").open("w") as lock:
@@ -223,8 +222,8 @@ def _copy_file(source: Path, target: Path, deadline: float) -> None:
             f"{source.parent} could not be cloned in time: it takes longer than clone_s_per_gb allows"
         ) from error
     except (OSError, subprocess.CalledProcessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        raise DeviceError(f"{source.parent} could not be cloned: {said}") from error
+        message = str(getattr(error, "stderr", None) or error).strip()
+        raise DeviceError(f"{source.parent} could not be cloned: {message}") from error
 
 
 def _rename_within(target: Path, base: str, clone: str) -> None:
@@ -240,10 +239,10 @@ def _rename_within(target: Path, base: str, clone: str) -> None:
 def _write_pointer(avd_home: Path, base: str, clone: str) -> None:
     """Writes the ``.ini`` next to the folder, by which the emulator finds the device."""
     pointer = avd_home / f"{base}.ini"
-    kept = [
+    other_lines = [
         line
         for line in (pointer.read_text().splitlines() if pointer.is_file() else [])
         if not line.startswith(("path=", "path.rel="))
     ]
-    lines = [*kept, f"path={avd_home / f'{clone}.avd'}", f"path.rel=avd/{clone}.avd"]
+    lines = [*other_lines, f"path={avd_home / f'{clone}.avd'}", f"path.rel=avd/{clone}.avd"]
     (avd_home / f"{clone}.ini").write_text("\n".join(lines) + "\n")

@@ -48,7 +48,7 @@ class AvdOwnership:
 
     def release(self) -> None:
         """Releases the device for all processes that inherited the lock."""
-        # Closing the file is not enough: a child that is just being started has it until it executes its program.
+        # Closing the file is not enough: a child that is just being started has it open until it executes its program.
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 

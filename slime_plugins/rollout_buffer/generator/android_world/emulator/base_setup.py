@@ -60,16 +60,16 @@ def _set_up(host: AndroidHost, *, finish: Callable[[], None]) -> list[str]:
     package = AndroidWorldPackage(folder.path / "tmp")
     try:
         package.connect(host.start(), set_up_apps=True)
-        kept = package.adb("shell", "ls", SNAPSHOTS).split()
+        apps = package.adb("shell", "ls", SNAPSHOTS).split()
         package.disconnect()
         finish()
     finally:
         package.disconnect()
         host.close()
         folder.remove()
-    if not kept:
+    if not apps:
         raise DeviceError(f"AndroidWorld's set-up stored no snapshot of any app in {SNAPSHOTS}: see its log")
-    return kept
+    return apps
 
 
 def main(words: Sequence[str]) -> int:
@@ -82,17 +82,17 @@ def main(words: Sequence[str]) -> int:
         settings = load_settings({})
         if settings.device == "attached":
             for index, name in enumerate(inventory_of(settings.device_options)):
-                kept = set_up_attached_device(settings, index)
-                sys.stdout.write(f"{name} is set up, with snapshots of {len(kept)} apps.\n")
+                apps = set_up_attached_device(settings, index)
+                sys.stdout.write(f"{name} is set up, with snapshots of {len(apps)} apps.\n")
             return 0
-        kept = set_up_base_device(settings)
+        apps = set_up_base_device(settings)
     except ConfigError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2
     except RolloutBufferError as error:
         sys.stderr.write(f"the device could not be set up: {error.message}\n{error.detail.get('log', '')}\n")
         return 1
-    sys.stdout.write(f"{settings.avd_name} is set up, with snapshots of {len(kept)} apps. Workers can clone it now.\n")
+    sys.stdout.write(f"{settings.avd_name} is set up, with snapshots of {len(apps)} apps. Workers can clone it now.\n")
     return 0
 
 

@@ -96,7 +96,7 @@ class AndroidWorldDevice:
         self._check_open()
         self._tear_down()
         self._check_capabilities(task_name)
-        self._task = self._initialized(task_name, params_idx)
+        self._task = self._set_up_task(task_name, params_idx)
         try:
             self._solved_at_start = self._is_solved()
             return self._observe(self._home(), note="")
@@ -105,12 +105,12 @@ class AndroidWorldDevice:
             raise
         except Exception as error:
             self._tear_down()
-            self._check_kept()  # raises the device's error instead of blaming the task
+            self._check_stayed_connected()  # raises the device's error instead of blaming the task
             message = f"{task_name} {params_idx} cannot be started: {type(error).__name__}: {error}"
             raise EnvironmentSetupError(message) from error
 
     def step(self, action: Action) -> Observation:
-        self._running()
+        self._task_in_progress()
         try:
             # Not the last observation: a toast may have vanished, or an accessibility tree have arrived, since then.
             reference = None if action.kind in _LEAVES_THE_SCREEN else self._fresh_sample()
@@ -124,12 +124,12 @@ class AndroidWorldDevice:
 
     def score(self) -> float:
         """As ``Device.score``: the result of the package's ``is_successful``."""
-        task = self._running()
+        task = self._task_in_progress()
         try:
             self._package.await_fresh_tree()  # some tasks read it, and the newest may precede the last action
             success = self._success_of(task)
             if success < 1.0:
-                self._check_kept()  # many tasks cannot tell a dead device from a missing file
+                self._check_stayed_connected()  # many tasks cannot tell a dead device from a missing file
             return success
         except EpisodeError:
             raise
@@ -168,16 +168,16 @@ class AndroidWorldDevice:
         self._package.connect(self._endpoint)
 
     def _check_capabilities(self, task_name: str) -> None:
-        lacks = missing(task_name, self._endpoint.capabilities)
-        if lacks:
+        names = missing(task_name, self._endpoint.capabilities)
+        if names:
             playable_count = len(playable(self._endpoint.capabilities))
             raise EnvironmentSetupError(
-                f"{task_name} needs {' and '.join(lacks)}, which {self._endpoint.serial} does not have: it can play "
+                f"{task_name} needs {' and '.join(names)}, which {self._endpoint.serial} does not have: it can play "
                 f"{playable_count} of {len(task_needs())} tasks (rollout-buffer doctor names them)",
                 {"fault": REFUSED},
             )
 
-    def _initialized(self, task_name: str, params_idx: int) -> Any:
+    def _set_up_task(self, task_name: str, params_idx: int) -> Any:
         """Returns a task that is set up. A failed set-up is retried once, with a new task object."""
         failure: Exception | None = None
         for _ in range(_INITIALIZE_ATTEMPTS):
@@ -206,7 +206,7 @@ class AndroidWorldDevice:
         for may_retry in (True, False):
             if not self._host.restore(sorted(self._last_packages | packages)):
                 self._connect()
-            self._changed_parts, check = self._compared(packages), self._endpoint.state
+            self._changed_parts, check = self._remaining_changes(packages), self._endpoint.state
             if check is None or not check.required.intersection(map(part_of, self._changed_parts)):
                 break
             if not may_retry:
@@ -214,7 +214,7 @@ class AndroidWorldDevice:
                 raise not_restored(self._endpoint.serial, self._changed_parts, check.file)
         self._last_packages = packages
 
-    def _compared(self, packages: frozenset[str]) -> Mapping[str, str]:
+    def _remaining_changes(self, packages: frozenset[str]) -> Mapping[str, str]:
         """Returns what differs from the recorded state and cannot be put back."""
         check = self._endpoint.state
         if check is None:
@@ -246,13 +246,13 @@ class AndroidWorldDevice:
         except Exception as error:
             if type(task).__name__ not in _READABLE_WHEN_BEGUN:
                 raise
-            self._check_kept()
+            self._check_stayed_connected()
             logger.info("%s: its success cannot be read yet: %s: %s", type(task).__name__, type(error).__name__, error)
             return 0.0
 
     def _home(self) -> ScreenSample | None:
-        """Goes to the home screen, because setting up and checking may have opened an app; returns the screen
-        before."""
+        """Goes to the home screen, because setting up and checking may have opened an app; returns the screen before
+        it, None if the task does not start on the home screen."""
         before = self._fresh_sample() if self._task.start_on_home_screen else None
         self._package.drop_accessibility_trees()
         if before is not None:
@@ -267,15 +267,15 @@ class AndroidWorldDevice:
     # Observations
 
     def _observe(self, reference: ScreenSample | None, note: str) -> Observation:
-        seen, stability = wait_until_stable(reference, self._sample, self._times)
+        screen, stability = wait_until_stable(reference, self._sample, self._times)
         if stability is Stability.TIMED_OUT:
             logger.info("the screen still changed at the timeout")
-        height, width = seen.pixels.shape[:2]
-        task = self._running()
+        height, width = screen.pixels.shape[:2]
+        task = self._task_in_progress()
         return Observation(
             goal=task.goal,
             screenshot=encode_screenshot(
-                seen.pixels, self._settings.screenshot_max_pixels, self._settings.image_format.value
+                screen.pixels, self._settings.screenshot_max_pixels, self._settings.image_format.value
             ),
             screen_width=width,
             screen_height=height,
@@ -298,13 +298,14 @@ class AndroidWorldDevice:
         pixels, elements = self._package.look()
         return ScreenSample(pixels=pixels, elements=elements)
 
-    def _running(self) -> Any:
+    def _task_in_progress(self) -> Any:
+        """Returns the task; raises ``DeviceError`` without one."""
         self._check_open()
         if self._task is None:
             raise DeviceError("the device has no task: reset it first")
         return self._task
 
-    def _check_kept(self) -> None:
+    def _check_stayed_connected(self) -> None:
         """Raises ``DeviceError`` if Android does not answer, or was away since the last call."""
         if not self._host.check_alive():
             self._connect()

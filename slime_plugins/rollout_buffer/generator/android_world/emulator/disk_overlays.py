@@ -33,8 +33,8 @@ def point_into_clone(base: Path, clone: Path) -> None:
             raise DeviceError(f"the disk {path.name} of {base} cannot be cloned: its backing file is {name[:80]!r}")
         # The name was written in the base. A relative name starts at the overlay's folder there.
         overlay_in_base = base / path.relative_to(clone)
-        named = Path(os.path.normpath(overlay_in_base.parent / name))
-        backing = clone / named.relative_to(base) if named.is_relative_to(base) else named
+        base_path = Path(os.path.normpath(overlay_in_base.parent / name))
+        backing = clone / base_path.relative_to(base) if base_path.is_relative_to(base) else base_path
         if not backing.exists():
             raise DeviceError(
                 f"the disk {path.name} of {base} cannot be cloned: its backing file {name} is not there, or belongs to "

@@ -46,7 +46,7 @@ _POLL_S = 0.5
 _QUERY_TIMEOUT_S = 15.0
 _SHUT_DOWN_TIMEOUT_S = 60.0
 _MAX_OFFLINE_SHARE = 0.25
-"""The boot has failed after an emulator was offline for this share of the boot's time limit without a break."""
+"""A boot fails once adb has listed the emulator as offline, without a break, for this share of the time limit."""
 _WATCHDOG_TIMEOUT_S = 30.0
 """Time that a watchdog needs in addition to ``stop_timeout_s``: three adb commands of at most 10 s."""
 _METRICS_FLAG = "-no-metrics"
@@ -90,8 +90,8 @@ def make_clone(settings: AndroidWorldSettings, index: int, *, owner: AvdOwnershi
 
 def screen_size(avd: Path) -> tuple[int, int] | None:
     """Returns width and height in pixels from the configuration of the virtual device in this folder, or None."""
-    lines = (line.partition("=") for line in (avd / "config.ini").read_text().splitlines())
-    values = {key.strip(): value.strip() for key, _, value in lines}
+    entries = (line.partition("=") for line in (avd / "config.ini").read_text().splitlines())
+    values = {key.strip(): value.strip() for key, _, value in entries}
     width, height = values.get("hw.lcd.width", ""), values.get("hw.lcd.height", "")
     return (int(width), int(height)) if width.isdecimal() and height.isdecimal() else None
 
@@ -108,7 +108,7 @@ class EmulatorProcess:
         self._avd_name = settings.avd_name if boots_the_base else settings.base_avd_name_pattern.format(index)
         self._owner: AvdOwnership | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._adb_refusal = ""
+        self._adb_error = ""
         self._is_discarded = False
         self._knows_metrics_flag = True
         self.ports: EmulatorPorts | None = None
@@ -141,7 +141,7 @@ class EmulatorProcess:
         if self._watchdog is None or self._watchdog.poll() is not None:
             raise DeviceError(f"the emulator's process is gone{self._evidence()}")
         if self._is_discarded:
-            raise DeviceError(f"{self._avd_name} is not restored: the next boot makes it again")
+            raise DeviceError(f"{self._avd_name} was not restored: the next boot clones it again")
         if "device" not in self._adb("get-state"):
             raise DeviceError(f"the emulator is not a usable device{self._evidence()}")
         return True
@@ -220,9 +220,9 @@ class EmulatorProcess:
                     self._adb("shell", "settings", "put", "global", scale, "0")
                 logger.info("device %d is up as %s", self._index, ports.serial)
                 return self._endpoint(ports)
-            if "unauthorized" in self._adb_refusal:  # neither waiting nor another boot helps
+            if "unauthorized" in self._adb_error:  # neither waiting nor another boot helps
                 raise misconfigured(f"adb may not use the emulator{self._evidence()}")
-            if "offline" not in self._adb_refusal:
+            if "offline" not in self._adb_error:
                 offline_since = time.monotonic()
             if time.monotonic() - offline_since > timeout_s * _MAX_OFFLINE_SHARE:
                 raise DeviceError(f"adb finds the emulator offline{self._evidence()}")
@@ -256,7 +256,7 @@ class EmulatorProcess:
             *flags,
             "-no-snapshot",  # every boot is a cold boot of the clone
         ]
-        watched = [
+        watchdog = [
             *(sys.executable, "-S", str(_WATCHDOG), str(records_folder()), self._avd_name),
             *(self.adb_path, str(ports.adb_server), ports.serial, str(settings.stop_timeout_s), "--"),
         ]
@@ -265,7 +265,7 @@ class EmulatorProcess:
             self._log_path.replace(self._log_path.with_suffix(".log.1"))
         with self._log_path.open("wb") as log:
             return subprocess.Popen(
-                [*watched, *command],
+                [*watchdog, *command],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -308,9 +308,9 @@ class EmulatorProcess:
         self._adb("shell", "wm", "size", "reset")
         reported = self._adb("shell", "wm", "size")
         sizes = re.findall(r"(?:Physical|Override) size: (\d+)x(\d+)", reported)
-        found = tuple(map(int, sizes[-1])) if sizes else None
-        if found != wanted:
-            actual = "of unknown size" if found is None else f"{found[0]}x{found[1]}"
+        size = tuple(map(int, sizes[-1])) if sizes else None
+        if size != wanted:
+            actual = "of unknown size" if size is None else f"{size[0]}x{size[1]}"
             raise DeviceError(
                 f"the screen is {actual}, but config.ini of {self._avd_name} has {wanted[0]}x{wanted[1]}",
                 {"said": reported},
@@ -320,14 +320,14 @@ class EmulatorProcess:
         """Runs one adb command; returns "" if it failed or timed out, and records the error for later messages."""
         if self.ports is None:
             return ""
-        self._adb_refusal = ""
+        self._adb_error = ""
         command = [self.adb_path, "-P", str(self.ports.adb_server), "-s", self.ports.serial, *words]
         try:
             return _output(command)
         except (OSError, subprocess.SubprocessError) as error:
             logger.debug("adb %s: %s", words, error)
-            said = getattr(error, "stderr", None) or str(error).encode()
-            self._adb_refusal = f"adb {words[0]}: {said.decode('utf-8', 'replace').strip()}"
+            error_output = getattr(error, "stderr", None) or str(error).encode()
+            self._adb_error = f"adb {words[0]}: {error_output.decode('utf-8', 'replace').strip()}"
             return ""
 
     @property
@@ -343,13 +343,13 @@ class EmulatorProcess:
         lines = [line.strip() for line in self._log().splitlines() if line.strip()]
         tail = " | ".join(lines[-_LOG_LINES:])
         log = f"{self._log_path} ends: {tail[-_LOG_CHARACTERS:]}" if tail else f"{self._log_path} is empty"
-        return "; ".join(["", *filter(None, [self._adb_refusal]), log])
+        return "; ".join(["", *filter(None, [self._adb_error]), log])
 
 
 def _output(command: Sequence[str]) -> str:
     environment = {**os.environ, **NO_ADB_SEARCH}
-    done = subprocess.run(command, check=True, capture_output=True, timeout=_QUERY_TIMEOUT_S, env=environment)
-    return done.stdout.decode("utf-8", "replace")
+    result = subprocess.run(command, check=True, capture_output=True, timeout=_QUERY_TIMEOUT_S, env=environment)
+    return result.stdout.decode("utf-8", "replace")
 
 
 def _close_watchdog(watchdog: subprocess.Popen[bytes], timeout_s: float) -> None:

@@ -8,7 +8,7 @@ long_press     a swipe on one spot, of the requested duration (theirs: always on
 swipe          a swipe between two points (theirs: directions only, left and right exchanged)
 type           the words without an Enter (theirs: an Enter follows); untypeable characters are reported
 system_button  Back, Home, Enter and Menu as keys (theirs: no Menu)
-open           an exact name among the installed apps (theirs: a prefix, so that another app opens)
+open           the whole name of an installed app, in any case (theirs: a prefix, so that another app opens)
 wait           of the requested duration (theirs: always one second)
 answer         stored for the score (theirs: also a message on the screen, whose quoting breaks the command)
 terminate      nothing
@@ -88,9 +88,9 @@ class Gestures:
 
     def _type(self, text: str) -> str:
         """Types a text word by word, and a line feed as Enter."""
-        possible, refused = typeable(text)
-        if possible:
-            self._package.adb_utils.type_text(possible, self._package.env.controller)
+        typed, refused = typeable(text)
+        if typed:
+            self._package.adb_utils.type_text(typed, self._package.env.controller)
         if refused:
             return f"These characters cannot be typed on this device and were left out: {' '.join(refused[:10])}"
         return ""
@@ -105,8 +105,8 @@ class Gestures:
         return ""
 
     def _start(self, target: str) -> None:
-        what = ("-a", "android.intent.action.VIEW", "-d", target) if "://" in target else ("-n", target)
-        self._package.adb("shell", "am", "start", "-W", *what)
+        intent = ("-a", "android.intent.action.VIEW", "-d", target) if "://" in target else ("-n", target)
+        self._package.adb("shell", "am", "start", "-W", *intent)
 
     @cached_property
     def _apps(self) -> Mapping[str, str]:
@@ -115,7 +115,7 @@ class Gestures:
 
 def _plain(name: str) -> str:
     """Returns a name without case, spaces and punctuation."""
-    return "".join(sign for sign in name.casefold() if sign.isalnum())
+    return "".join(character for character in name.casefold() if character.isalnum())
 
 
 def typeable(text: str) -> tuple[str, list[str]]:
@@ -124,12 +124,12 @@ def typeable(text: str) -> tuple[str, list[str]]:
     adb types ASCII. An accented letter is typed without its accent, and is still returned as untypeable.
     """
     refused: dict[str, None] = {}
-    kept = []
+    typed = []
     for character in text.replace("\r\n", "\n").replace("\r", "\n").replace("\t", " "):
         if character.isascii() and (character.isprintable() or character == "\n"):
-            kept.append(character)
+            typed.append(character)
             continue
         refused[character] = None
         plain = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode("ascii")
-        kept.append("".join(letter for letter in plain if letter.isprintable()))
-    return "".join(kept), list(refused)
+        typed.append("".join(letter for letter in plain if letter.isprintable()))
+    return "".join(typed), list(refused)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FORWARDER_PACKAGE = "com.google.androidenv.accessibilityforwarder"
 _SUITE = "android_world"
 _TREE = "accessibility_tree"
-_TREE_S = 10.0
+_TREE_TIMEOUT_S = 10.0
 _TREE_POLL_S = 0.05
 _MODULES = {
     "loader": "android_env.loader",
@@ -50,7 +50,7 @@ def check_package() -> None:
     if missing:
         raise ConfigError(
             f"device: android_world needs the package{'s' * (len(missing) - 1)} {' and '.join(missing)} in the device "
-            "workers' environment: `rollout-buffer doctor` names what is missing; android_world_python names another"
+            "workers' environment: `rollout-buffer doctor` checks it; android_world_python selects another environment"
         )
 
 
@@ -93,7 +93,7 @@ class AndroidWorldPackage:
 
         Without an emulator's ports, adb is the only connection to the device, and needs no accessibility forwarder.
         With ``set_up_apps`` the package first downloads, installs and sets up its apps and the forwarder, which takes
-        many minutes and is done once, on the base device.
+        many minutes and is done once, on the base device or on each attached device.
 
         Raises:
             DeviceError: the emulator does not answer, or the accessibility forwarder is missing.
@@ -104,9 +104,9 @@ class AndroidWorldPackage:
 
         def controller(*_: object, **__: object) -> Any:
             self._close_connection()  # a reconnect would leave the old server and logcat running
-            made = self._controller(endpoint, set_up_apps=set_up_apps)
-            self._connection = made.env
-            return made
+            new_controller = self._controller(endpoint, set_up_apps=set_up_apps)
+            self._connection = new_controller.env
+            return new_controller
 
         # The package reconnects through this name when it gets no tree; its own function would use the shared adb
         # server and download the forwarder.
@@ -153,7 +153,7 @@ class AndroidWorldPackage:
         return sorted({activity.partition("/")[0] for activity in activities if activity})
 
     def task_names(self) -> list[str]:
-        """All tasks of the suite."""
+        """Returns the names of all tasks of the suite."""
         return sorted(self._tasks)
 
     def adb(self, *words: str) -> str:
@@ -210,12 +210,12 @@ class AndroidWorldPackage:
     def _await_tree(self) -> None:
         if not self._has_forwarder:
             return
-        deadline = time.monotonic() + _TREE_S
+        deadline = time.monotonic() + _TREE_TIMEOUT_S
         self.drop_accessibility_trees()
         # Events arrive in the same way, but they are no trees.
         while _TREE not in self.env.controller.env.accumulate_new_extras():
             if time.monotonic() > deadline:
-                raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_S:g} s")
+                raise DeviceError(f"the accessibility forwarder sent nothing for {_TREE_TIMEOUT_S:g} s")
             time.sleep(_TREE_POLL_S)
 
     def apps(self) -> dict[str, str]:

@@ -29,7 +29,7 @@ class EmulatorPorts:
     console: int
     grpc: int
     adb_server: int
-    _held: ExitStack
+    _locks: ExitStack
 
     @property
     def serial(self) -> str:
@@ -38,7 +38,7 @@ class EmulatorPorts:
 
     def release(self) -> None:
         """Unlocks the ports; a second call does nothing."""
-        self._held.close()
+        self._locks.close()
 
 
 def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int | None = None) -> EmulatorPorts:
@@ -49,20 +49,19 @@ def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int 
     Raises:
         DeviceError: there are no free ports in range.
     """
-    held = ExitStack()
+    locks = ExitStack()
     try:
         first = console + console % 2
         lowest = first if lowest_console is None else lowest_console + lowest_console % 2
         consoles = [*range(first, _LAST_CONSOLE_PORT + 1, 2), *range(lowest, min(first, _LAST_CONSOLE_PORT + 1), 2)]
-        found_console = _first_held(held, consoles, width=2)
         return EmulatorPorts(
-            console=found_console,
-            grpc=_first_held(held, range(grpc, grpc + _TRIES)),
-            adb_server=_first_held(held, range(adb_server, adb_server + _TRIES)),
-            _held=held,
+            console=_hold_first_free(locks, consoles, width=2),
+            grpc=_hold_first_free(locks, range(grpc, grpc + _TRIES)),
+            adb_server=_hold_first_free(locks, range(adb_server, adb_server + _TRIES)),
+            _locks=locks,
         )
     except DeviceError:
-        held.close()
+        locks.close()
         raise
 
 
@@ -71,17 +70,18 @@ def free_console_ports(console: int) -> int:
     return sum(is_free(port) and is_free(port + 1) for port in range(console + console % 2, _LAST_CONSOLE_PORT + 1, 2))
 
 
-def _first_held(held: ExitStack, candidates: Sequence[int], width: int = 1) -> int:
+def _hold_first_free(locks: ExitStack, candidates: Sequence[int], width: int = 1) -> int:
+    """Locks the first candidate from which ``width`` ports in a row are free, and returns it."""
     for port in candidates:
         lock = _lock(port)
         if lock is None:
             continue
         if all(is_free(port + offset) for offset in range(width)):
-            held.callback(lock.close)
+            locks.callback(lock.close)
             return port
         lock.close()
-    reach = f"between {min(candidates)} and {max(candidates)}" if candidates else "up to where emulators look"
-    raise DeviceError(f"no free port {reach}")
+    port_range = f"between {min(candidates)} and {max(candidates)}" if candidates else f"up to {_LAST_CONSOLE_PORT}"
+    raise DeviceError(f"no free port {port_range}")
 
 
 def _lock(port: int) -> IO[str] | None:

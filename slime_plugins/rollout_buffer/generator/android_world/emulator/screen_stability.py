@@ -38,7 +38,7 @@ class ScreenSample:
         """Returns True if the elements are equal and few pixels differ (a blinking cursor may)."""
         if self.pixels.shape != other.pixels.shape or self.elements != other.elements:
             return False
-        mine, theirs = (one.pixels[::_SAMPLED_EVERY, ::_SAMPLED_EVERY].astype(np.int16) for one in (self, other))
+        mine, theirs = (each.pixels[::_SAMPLED_EVERY, ::_SAMPLED_EVERY].astype(np.int16) for each in (self, other))
         moved = (np.abs(mine - theirs) > _PIXEL_TOLERANCE).any(axis=-1)
         return float(moved.mean()) <= _MOVED_SHARE
 
@@ -60,23 +60,23 @@ def wait_until_stable(
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[ScreenSample, Stability]:
-    """Returns the first sample equal to its predecessor, after the screen left ``reference`` (None: at once).
+    """Returns the first sample equal to the one before it, after the screen has changed from ``reference``.
 
-    At a timeout it returns the last sample.
+    Without a reference no change is awaited. At a timeout it returns the last sample.
     """
-    begun = now()
-    seen = sample()
-    deadline = begun + times.change_s
-    while reference is not None and seen.same_as(reference):
-        if begun >= deadline:  # a sample takes time: the last one starts at the deadline
-            return seen, Stability.NO_CHANGE
+    sampled_at = now()
+    newest = sample()
+    deadline = sampled_at + times.change_s
+    while reference is not None and newest.same_as(reference):
+        if sampled_at >= deadline:  # a sample takes time: the last one starts at the deadline or later
+            return newest, Stability.NO_CHANGE
         sleep(times.between_s)
-        begun = now()
-        seen = sample()
+        sampled_at = now()
+        newest = sample()
     deadline = now() + times.still_s
     while now() < deadline:
         sleep(times.between_s)
-        before, seen = seen, sample()
-        if seen.same_as(before):
-            return seen, Stability.SETTLED
-    return seen, Stability.TIMED_OUT
+        before, newest = newest, sample()
+        if newest.same_as(before):
+            return newest, Stability.SETTLED
+    return newest, Stability.TIMED_OUT

@@ -5,8 +5,8 @@ worker: when the pipe closes (normal exit, exception, SIGKILL) the watchdog stop
 adb server. If the watchdog itself is killed, the kernel kills the emulator.
 
 Each emulator has its own adb server. By default a server connects to every emulator of the host that listens between
-ports 5555 and 5585, so it is started without that search, and the watchdog registers its emulator with it. It repeats
-the registration, because android_env restarts the server after any failed command.
+ports 5555 and 5585, so this server is started without that search, and the watchdog registers its emulator with it. The
+registration is repeated, because android_env restarts the server after any failed command.
 
 The folder RECORDS has one file for each running process (watchdog, emulator, adb server), named ``PID-START`` after
 process id and start time in clock ticks, so that a reused id is recognised. ``scripts/cleanup.sh`` reads them. Uses the
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _POLL_S = 0.5
-_STOP_COMMAND_TIMEOUT_S = 10.0
+_ADB_TIMEOUT_S = 10.0
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _LISTENING = "0A"  # the state of a listening socket in /proc/net/tcp
 _ADB_SERVER_CHECKS = 2
@@ -37,8 +37,8 @@ _ADB_SERVER_CHECKS = 2
 def main(words: list[str]) -> int:
     """Returns the emulator's exit code."""
     folder, avd, adb, port, serial, stop_timeout_s, _, *command = words
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
     records = _Records(Path(folder), {"avd": avd, "serial": serial, "adb_port": port, "adb": adb})
     records.drop_ended()
@@ -72,7 +72,7 @@ class _Records:
             "checkout": os.environ.get("ROLLOUT_BUFFER_DEVICE_CHECKOUT", ""),
         }
         self._written: list[Path] = []
-        self._started = _start_of(os.getpid()) or 0
+        self._own_start = _start_of(os.getpid()) or 0
         self._has_adb_server = False
 
     def drop_ended(self) -> None:
@@ -99,7 +99,7 @@ class _Records:
         if self._has_adb_server:
             return
         for pid in _listeners(port):
-            if (_start_of(pid) or 0) >= self._started:
+            if (_start_of(pid) or 0) >= self._own_start:
                 self.add("adb_server", pid)
                 self._has_adb_server = True
 
@@ -121,27 +121,27 @@ def _listeners(port: int) -> list[int]:
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     if not wanted:
         return []
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*/fd"):
         try:
             if any(os.readlink(entry.path) in wanted for entry in os.scandir(folder)):
-                found.append(int(folder.parent.name))
+                pids.append(int(folder.parent.name))
         except OSError:  # another user's process, or one that just exited
             continue
-    return found
+    return pids
 
 
 def _listening_inodes(port: int) -> list[str]:
     """Returns the inodes of the sockets that listen on a TCP port of this host."""
-    found = []
+    inodes = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text().splitlines()[1:]
         except OSError:  # no IPv6
             continue
         rows = map(str.split, lines)
-        found += [row[9] for row in rows if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port]
-    return found
+        inodes += [row[9] for row in rows if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port]
+    return inodes
 
 
 def dies_with(parent: int) -> Callable[[], None]:
@@ -182,7 +182,7 @@ def _register_emulator(serial: str, port: int) -> None:
 def _adb(adb: str, port: str, *words: str) -> None:
     """Runs an adb command with a short timeout; the emulator is stopped by signal in any case."""
     try:
-        subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_STOP_COMMAND_TIMEOUT_S, check=False)
+        subprocess.run([adb, "-P", port, *words], capture_output=True, timeout=_ADB_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         sys.stderr.write(f"adb {' '.join(words)}: {error}\n")
 
@@ -198,9 +198,9 @@ def _end_adb_server(adb: str, port: str) -> None:
 
 def _end(child: subprocess.Popen[bytes], timeout_s: float) -> None:
     """Stops the process group: SIGTERM, after ``timeout_s`` SIGKILL. The group is gone on return."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_to_send in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(child.pid, number)
+            os.killpg(child.pid, signal_to_send)
         except ProcessLookupError:
             break
         deadline = time.monotonic() + timeout_s

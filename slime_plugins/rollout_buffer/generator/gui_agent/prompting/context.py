@@ -36,16 +36,16 @@ class View:
         """Returns the system message of every episode."""
         return system_message(self.tool)
 
-    def observation(self, seen: Observation) -> PromptObservation:
-        """Returns the parts of ``seen`` in a prompt."""
+    def parts(self, observation: Observation) -> PromptObservation:
+        """Returns the parts of an observation in a prompt."""
         return PromptObservation(
-            screenshot=seen.screenshot.sha256 if self.observation_mode is not ObservationMode.ELEMENTS else None,
-            elements=seen.elements if self.observation_mode is not ObservationMode.SCREENSHOT else "",
+            screenshot=None if self.observation_mode is ObservationMode.ELEMENTS else observation.screenshot.sha256,
+            elements="" if self.observation_mode is ObservationMode.SCREENSHOT else observation.elements,
         )
 
-    def images(self, seen: Observation) -> tuple[Image, ...]:
-        """Returns the images of ``seen`` in a prompt."""
-        return () if self.observation_mode is ObservationMode.ELEMENTS else (seen.screenshot,)
+    def images(self, observation: Observation) -> tuple[Image, ...]:
+        """Returns the images of an observation in a prompt."""
+        return () if self.observation_mode is ObservationMode.ELEMENTS else (observation.screenshot,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +69,12 @@ class LastTurn:
 class Context(Protocol):
     """Renders the prompts of one episode, in order."""
 
-    def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
+    def begin(self, observation: Observation) -> tuple[Sequence[Message], Prompt]:
         """Returns the first messages of the record, and the prompt of turn 1."""
         ...
 
-    def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """Returns the message with ``seen`` for the record, and the whole prompt of the turn after ``last``."""
+    def go_on(self, last: LastTurn, observation: Observation) -> tuple[Message, Prompt]:
+        """Returns the message with the observation for the record, and the whole prompt of the turn after ``last``."""
         ...
 
     def facts(self) -> Mapping[str, Any]:
@@ -95,23 +95,23 @@ class IncrementalContext:
         self._ids: list[int] = []
         self._images: list[Image] = []
 
-    def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
+    def begin(self, observation: Observation) -> tuple[Sequence[Message], Prompt]:
         """As ``Context.begin``: the task, the instructions, the first screenshot."""
-        messages = [self._view.system(), first_turn_message(seen.goal, self._view.observation(seen))]
+        messages = [self._view.system(), first_turn_message(observation.goal, self._view.parts(observation))]
         self._ids += self._chat.prompt(messages)
-        return messages, self._prompt(seen)
+        return messages, self._prompt(observation)
 
-    def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
+    def go_on(self, last: LastTurn, observation: Observation) -> tuple[Message, Prompt]:
         """As ``Context.go_on``: a note, a step counter, the screenshot."""
-        message = later_turn_message(last.number + 1, last.max_turns, self._view.observation(seen), seen.note)
+        message = later_turn_message(last.number + 1, last.max_turns, self._view.parts(observation), observation.note)
         self._ids += last.output_ids
         self._ids += self._chat.bridge(message, turn_is_closed=self._chat.is_closed(last.output_ids))
-        return message, self._prompt(seen)
+        return message, self._prompt(observation)
 
     def facts(self) -> Mapping[str, Any]:
         """As ``Context.facts``: empty, because each turn has all earlier messages in its prompt."""
         return {}
 
-    def _prompt(self, seen: Observation) -> Prompt:
-        self._images += self._view.images(seen)
+    def _prompt(self, observation: Observation) -> Prompt:
+        self._images += self._view.images(observation)
         return Prompt(ids=SharedPrefix(self._ids, len(self._ids)), images=tuple(self._images))

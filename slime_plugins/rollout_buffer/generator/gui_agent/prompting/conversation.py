@@ -41,25 +41,25 @@ class Conversation:
         """Number of tokens that may be sampled after the present prompt; negative if the prompt alone is too long."""
         return self._max_context_len - self._expanded_length(self.prompt)
 
-    def open(self, seen: Observation) -> None:
+    def open(self, observation: Observation) -> None:
         """Renders the first prompt."""
-        messages, self.prompt = self._context.begin(seen)
+        messages, self.prompt = self._context.begin(observation)
         self.messages = list(messages)
-        self._keep(seen.screenshot)
+        self._keep_image(observation.screenshot)
 
-    def add_observation(self, seen: Observation, *, turn: int, max_turns: int, reply: ParsedReply) -> bool:
+    def add_observation(self, observation: Observation, *, turn: int, max_turns: int, reply: ParsedReply) -> bool:
         """Renders the prompt after turn ``turn``; returns False and changes nothing if it leaves no room for a reply.
 
         ``reply`` is that turn's parsed reply.
         """
         output_ids = self.generations[-1].output_ids
         last = LastTurn(number=turn, max_turns=max_turns, output_ids=output_ids, reply=reply)
-        message, prompt = self._context.go_on(last, seen)
+        message, prompt = self._context.go_on(last, observation)
         if self._expanded_length(prompt) >= self._max_context_len:
             return False
         self.prompt = prompt
         self.messages.append(message)
-        self._keep(seen.screenshot)
+        self._keep_image(observation.screenshot)
         return True
 
     def add_reply(self, reply: GenerateReply) -> str:
@@ -88,7 +88,7 @@ class Conversation:
         """As ``Context.facts``."""
         return self._context.facts()
 
-    def _keep(self, screenshot: Image) -> None:
+    def _keep_image(self, screenshot: Image) -> None:
         self._images.setdefault(screenshot.sha256, screenshot)
 
     def _expanded_length(self, prompt: Prompt) -> int:

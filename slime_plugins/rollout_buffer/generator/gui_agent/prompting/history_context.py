@@ -38,27 +38,27 @@ class HistoryContext:
         self._lines: list[str] = []
         self._screenshots: list[Image] = []
 
-    def begin(self, seen: Observation) -> tuple[Sequence[Message], Prompt]:
+    def begin(self, observation: Observation) -> tuple[Sequence[Message], Prompt]:
         """As ``Context.begin``: the task, the instructions, ``Step 1`` and the first screenshot."""
-        self._goal = seen.goal
-        messages, _, prompt = self._next_prompt(seen)
+        self._goal = observation.goal
+        messages, _, prompt = self._next_prompt(observation)
         return messages, prompt
 
-    def go_on(self, last: LastTurn, seen: Observation) -> tuple[Message, Prompt]:
-        """As ``Context.go_on``; the returned message is only the new one, the prompt is complete."""
+    def go_on(self, last: LastTurn, observation: Observation) -> tuple[Message, Prompt]:
+        """As ``Context.go_on``; the message holds only the new observation, without the task and the earlier steps."""
         self._lines.append(step_line(last.reply))
-        _, message, prompt = self._next_prompt(seen)
+        _, message, prompt = self._next_prompt(observation)
         return message, prompt
 
     def facts(self) -> Mapping[str, Any]:
         """As ``Context.facts``: the lines of the progress so far, and the number of screenshots in a prompt."""
         return {"history": list(self._lines), "history_images": self._history_images}
 
-    def _next_prompt(self, seen: Observation) -> tuple[list[Message], Message, Prompt]:
+    def _next_prompt(self, observation: Observation) -> tuple[list[Message], Message, Prompt]:
         """Returns the messages of the whole prompt, its new message, and the prompt itself."""
         self._turns += 1
-        self._screenshots += self._view.images(seen)
-        message = history_turn_message(self._turns, self._view.observation(seen), seen.note)
+        self._screenshots += self._view.images(observation)
+        message = history_turn_message(self._turns, self._view.parts(observation), observation.note)
         hashes = [image.sha256 for image in self._screenshots]
         prompt = _user_message(self._goal, self._lines, hashes, message, self._history_images)
         messages = [self._view.system(), prompt]

@@ -85,24 +85,24 @@ def system_message(tool: Mapping[str, Any] = MOBILE_USE_TOOL) -> Message:
     return {"role": "system", "content": system_prompt(tool)}
 
 
-def first_turn_message(goal: str, shown: PromptObservation | str) -> Message:
+def first_turn_message(goal: str, observation: PromptObservation | str) -> Message:
     """Returns the user message with the task and the first observation; a string is a screenshot's sha256."""
-    return _observation_message(FIRST_TURN_TEMPLATE, shown, task_description=harmless(goal))
+    return _observation_message(FIRST_TURN_TEMPLATE, observation, task_description=harmless(goal))
 
 
-def later_turn_message(step: int, max_steps: int, shown: PromptObservation | str, note: str = "") -> Message:
+def later_turn_message(step: int, max_steps: int, observation: PromptObservation | str, note: str = "") -> Message:
     """Returns the user message of turn ``step`` (from 1): note, counter, screen."""
     fields = {"current_step": str(step), "max_steps": str(max_steps)}
-    return _observation_message(LATER_TURN_TEMPLATE, shown, note, **fields)
+    return _observation_message(LATER_TURN_TEMPLATE, observation, note, **fields)
 
 
-def history_turn_message(step: int, shown: PromptObservation | str, note: str = "") -> Message:
+def history_turn_message(step: int, observation: PromptObservation | str, note: str = "") -> Message:
     """Returns the new part of turn ``step`` (from 1) of a history rollout: note, step, screen."""
-    return _observation_message(_HISTORY_STEP, shown, note, current_step=str(step))
+    return _observation_message(_HISTORY_STEP, observation, note, current_step=str(step))
 
 
 def repeated_screenshot(step: int, screenshot: str) -> Message:
-    """Returns a screenshot of an earlier step, for a later prompt."""
+    """Returns a message with the screenshot of an earlier step, for a later prompt."""
     return _observation_message(_SHOWN_AGAIN, screenshot, current_step=str(step))
 
 
@@ -113,8 +113,8 @@ def with_history(goal: str, lines: Sequence[str], earlier: Sequence[Message], me
     """
     text = _TASK.format(task_description=harmless(goal)) + _progress(lines) + _INSTRUCTIONS
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
-    for shown in earlier:
-        parts += [*shown["content"], {"type": "text", "text": "\n"}]
+    for screenshot_message in earlier:
+        parts += [*screenshot_message["content"], {"type": "text", "text": "\n"}]
     return {"role": "user", "content": _joined([*parts, *message["content"]])}
 
 
@@ -146,16 +146,16 @@ def _joined(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return joined
 
 
-def _observation_message(template: str, shown: PromptObservation | str, note: str = "", **fields: str) -> Message:
+def _observation_message(template: str, observation: PromptObservation | str, note: str = "", **fields: str) -> Message:
     """Fills the template and inserts the observation at its image marker; markers inside fields stay plain text."""
-    shown = PromptObservation(screenshot=shown) if isinstance(shown, str) else shown
+    observation = PromptObservation(screenshot=observation) if isinstance(observation, str) else observation
     before, after = template.split(IMAGE_MARKER)
-    shown_note = f"{harmless(note)}\n" if note else ""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": shown_note + before.format(**fields)}]
-    if shown.screenshot is not None:
-        parts.append({"type": "image_url", "image_url": {"url": f"sha256:{shown.screenshot}"}})
-    if shown.elements:
-        parts.append({"type": "text", "text": f"\n{_ELEMENTS}\n{harmless(shown.elements)}\n"})
+    note_line = f"{harmless(note)}\n" if note else ""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": note_line + before.format(**fields)}]
+    if observation.screenshot is not None:
+        parts.append({"type": "image_url", "image_url": {"url": f"sha256:{observation.screenshot}"}})
+    if observation.elements:
+        parts.append({"type": "text", "text": f"\n{_ELEMENTS}\n{harmless(observation.elements)}\n"})
     if after:
         parts.append({"type": "text", "text": after.format(**fields)})
     return {"role": "user", "content": _joined(parts)}
