@@ -114,7 +114,7 @@ class UnknownTaskTypeError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """There is no such job, trajectory, delivery or image."""
+    """There is no such job, group, trajectory, delivery or image."""
 
     code = "not_found"
     http_status = 404
@@ -128,7 +128,7 @@ class ConflictError(RequestError):
 
 
 class StaleAttemptError(ConflictError):
-    """The attempt was given up before this result arrived; the result is refused."""
+    """The attempt was given up, or its runner replaced, before this result arrived; the result is refused."""
 
     code = "stale_attempt"
 

@@ -112,7 +112,7 @@ def load(group: Group, name: str) -> Any:
 def missing(group: Group, name: str) -> str:
     """Returns the error message for a missing entry point: what to install, or the installed names."""
     if name in OF_THE_LAB.get(group, ()):
-        return f"{name} is of the package {LAB_DISTRIBUTION}, which is not installed: {install_lab()}"
+        return f"{name} belongs to the package {LAB_DISTRIBUTION}, which is not installed: {install_lab()}"
     names = installed(group)
     known = f"installed are {', '.join(sorted(names))}" if names else "none is installed"
     return f"no package of {sys.executable} has {name!r} among its entry points {group.value}; {known}"

@@ -91,4 +91,4 @@ def test_without_the_lab_its_commands_and_devices_say_what_to_install(tmp_path: 
             [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 1
-        assert "is of the package rollout-buffer-lab, which is not installed: pip install" in done.stderr + done.stdout
+        assert "package rollout-buffer-lab, which is not installed: pip install" in done.stderr + done.stdout

@@ -70,7 +70,7 @@ def test_the_product_alone_says_where_the_demo_is(installed: Path, tmp_path: Pat
         [installed / "rollout-buffer", "demo"], cwd=tmp_path, env=PLAIN, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert "demo is of the package rollout-buffer-lab, which is not installed: pip install" in done.stderr
+    assert "demo belongs to the package rollout-buffer-lab, which is not installed: pip install" in done.stderr
     find = "import importlib.util as u; print(u.find_spec('rollout_buffer_lab'))"
     assert run(installed, tmp_path, "python", "-c", find).strip() == "None"
 

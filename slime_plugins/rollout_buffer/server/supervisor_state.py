@@ -15,7 +15,8 @@ from slime_plugins.rollout_buffer.server.http import ServerContext
 class SupervisorState:
     """The supervisor's state.
 
-    ``serving`` is True if requests can be answered. ``reason`` is a sentence on a problem, None if there is no problem.
+    ``serving`` is True if the supervisor runs jobs: it is alive and has started. ``reason`` is a sentence on a problem,
+    None if there is no problem.
 
     A service that is read-only because of a full disk is serving: it answers polls and acknowledgements.
     """

@@ -62,7 +62,7 @@ class MetaInfo(RewardStatistics):
     weight_version: NotRequired[int | None]
     """The newest weight version of the trainer's present run."""
     stale_groups: NotRequired[list[int]]
-    """`group_index` of groups that are too old, where `staleness_policy` is `flag`."""
+    """`group_index` of the delivered groups that are too old; none with `staleness_policy: drop`."""
     note: NotRequired[str]
     """Deviation from the request: `batch_size` is below one group."""
     short_groups: NotRequired[list[ShortGroup]]
@@ -103,7 +103,7 @@ class WriteReply(TypedDict):
     """Results of one write."""
 
     success: bool
-    """True if no item was refused."""
+    """Always true: a request with a refused item gets an error instead."""
     message: str
     """A sentence for people."""
     job_id: str

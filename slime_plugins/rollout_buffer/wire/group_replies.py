@@ -35,13 +35,13 @@ class GroupEntry(TypedDict):
     opened_at: float | None
     """Time of its first attempt or first item."""
     last_write_at: float | None
-    """Time of its last trajectory."""
+    """Time of its last trajectory, or of a later restart of its timeout."""
     closed_at: float | None
     """Time at which it closed."""
     delivery_id: str | None
     """Id of the delivery."""
     members: list[GroupMember]
-    """Its trajectories in slot order."""
+    """Its trajectories in slot order, late ones included."""
 
 
 class GroupPage(TypedDict):
@@ -52,7 +52,7 @@ class GroupPage(TypedDict):
     group_size: int
     """Slots of each group."""
     groups: list[GroupEntry]
-    """Last changed first."""
+    """In the requested order."""
     next_cursor: str | None
     """Send it as `cursor` for the next page; null on the last one."""
 
@@ -134,7 +134,7 @@ class DeliveredGroupMember(TypedDict):
     ordinal: int
     """Position in the delivered group, from 0."""
     uid: str
-    """Id of the trajectory."""
+    """Uid of the delivered item."""
 
 
 class Group(GroupEntry):

@@ -73,15 +73,15 @@ class Job(JobProgress):
     has_input: bool
     """False: its items bring its instances, and it runs until it is cancelled or fails."""
     instances: int
-    """Lines of the input."""
+    """Number of instances, of the input and of items."""
     epochs: int
     """Number of epochs of the input."""
     updated_at: float
     """Time of the last change."""
     attempts: dict[str, int]
-    """Attempts by state, and `failed:CODE` by error code."""
+    """Attempts by state, and by `STATE:CODE` with the error code."""
     outcomes: dict[str, int]
-    """Trajectories by outcome."""
+    """Trajectories by outcome, without late ones."""
     late: int
     """Trajectories that were stored after their group had closed."""
     damaged: int
@@ -190,7 +190,7 @@ class CountedColumns(TypedDict):
     """Counts for each bucket of time: 0 where nothing happened."""
 
     episodes: list[int]
-    """Trajectories that were stored."""
+    """Trajectories that were stored, without late ones."""
     completed: list[int]
     """Completed trajectories."""
     truncated: list[int]
@@ -251,7 +251,7 @@ class Series(TypedDict):
     job_id: str
     """The job's id."""
     until: float
-    """Now, or when the job ended: the last bucket ends there."""
+    """Now, or the last change or delivery of a job that has ended; it is in the last bucket."""
     width_s: int
     """Seconds of a bucket."""
     columns: SeriesColumns

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 
 def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Adds turns, one row of the same columns each; returns which were added.
+    """Adds turns, whose rows have the same columns; returns for each whether it was added.
 
     A turn is refused if its attempt or group is closed, or the attempt has a turn of that number. Usually no
     turn is refused, so one statement adds them all: each further statement would release the GIL once more.
