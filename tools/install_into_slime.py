@@ -144,7 +144,7 @@ class Overlay:
         """
         self._check_tree()
         self._trainer_only = trainer_only
-        self._refuse_changed(force, but=FARM_CONFIG)
+        self._refuse_changed(force, except_for=FARM_CONFIG)
         wanted = self._files()
         sources = _sources(self._source, trainer_only)
         edited = {FARM_CONFIG} if self._farm_config_is_edited() and not force else set()
@@ -228,9 +228,9 @@ class Overlay:
     def _farm_config_is_edited(self) -> bool:
         return FARM_CONFIG in self._entries and self._is_foreign(FARM_CONFIG, self._files())
 
-    def _refuse_changed(self, force: bool, *, but: str | None = None) -> None:
+    def _refuse_changed(self, force: bool, *, except_for: str | None = None) -> None:
         wanted = self._files()
-        changed = [path for path in self._entries if path != but and self._is_foreign(path, wanted)]
+        changed = [path for path in self._entries if path != except_for and self._is_foreign(path, wanted)]
         if changed and not force:
             raise OverlayError(
                 f"changed since they were installed: {_listed(changed)}; keep your changes elsewhere and repeat with "

@@ -86,10 +86,10 @@ def _python(variable: str, module: str) -> Callable[[Environment], str]:
             return f"{variable} is not set"
         code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
         try:
-            done = subprocess.run([value, "-c", code], capture_output=True, timeout=60, check=False)
+            process = subprocess.run([value, "-c", code], capture_output=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{variable}={value} cannot be run: {error}"
-        return f"{variable}={value} has no {module}" if done.returncode else ""
+        return f"{variable}={value} has no {module}" if process.returncode else ""
 
     return lacks
 
@@ -309,13 +309,13 @@ def run_row(row: Row, environment: Environment) -> Result:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", f"--junit-xml={report}"]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command, *row.tests], cwd=ROOT, env={**environment, **row.adds(environment)}, timeout=MAX_S,
                 check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Result(row=row, state="failed", detail="it took too long", seconds=MAX_S)
-        state, detail = read_report(report, done.returncode)
+        state, detail = read_report(report, process.returncode)
     return Result(row=row, state=state, detail=detail, seconds=time.monotonic() - began)
 
 

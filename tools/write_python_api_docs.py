@@ -24,7 +24,7 @@ LITERAL = re.compile(r"``(.+?)``")
 
 def tables() -> str:
     """Returns a table of every public name, and one of the methods of each class that programs call."""
-    names = "".join(f"| `{name}` | {promise(getattr(package, name))} |\n" for name in package.__all__)
+    names = "".join(f"| `{name}` | {first_sentence(getattr(package, name))} |\n" for name in package.__all__)
     parts = [f"\n| name | what it is |\n|---|---|\n{names}"]
     for name in CALLED:
         rows = "".join(f"| `{call}` | {sentence} |\n" for call, sentence in methods_of(getattr(package, name)))
@@ -38,10 +38,10 @@ def methods_of(kind: type[Any]) -> Iterator[tuple[str, str]]:
         if not name.startswith("_"):
             parameters = inspect.signature(member).parameters.values()
             plain = [each.replace(annotation=each.empty) for each in parameters if each.name != "self"]
-            yield f"{name}{inspect.Signature(plain)}", promise(member)
+            yield f"{name}{inspect.Signature(plain)}", first_sentence(member)
 
 
-def promise(thing: Any) -> str:
+def first_sentence(thing: Any) -> str:
     """Returns the first sentence of a docstring, on one line, as Markdown."""
     text = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
     text = re.split(r"(?<=\.) (?=[A-Z`])", text)[0]

@@ -50,7 +50,7 @@ TRY_TOKENIZER = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """A requirement: its name, its condition, and a function that yields its problems."""
+    """A requirement: its name, a function that yields its problems, and whether a run with these settings needs it."""
 
     name: str
     find: Callable[[LaunchSettings], Iterator[str]]
@@ -238,25 +238,25 @@ def _loadable(settings: LaunchSettings) -> Iterator[str]:
     if settings.backend != "megatron" or bridges(settings.slime) or not loaders.is_file() or not config.is_file():
         return
     try:
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
+        model_type = json.loads(config.read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
-        kind = None
-    if kind is None:
+        model_type = None
+    if model_type is None:
         yield f"{config} names no model_type; {_fetch(settings)}"
-    elif f'"{kind}"' not in loaders.read_text(encoding="utf-8"):
-        yield f"{settings.model_path} is a {kind}, for which this slime has no loader: see docs/slime.md"
+    elif f'"{model_type}"' not in loaders.read_text(encoding="utf-8"):
+        yield f"{settings.model_path} is a {model_type}, for which this slime has no loader: see docs/slime.md"
 
 
 def _gpus(settings: LaunchSettings) -> Iterator[str]:
     """Counts this host's GPUs, and the free ones."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S)
+        process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         yield "nvidia-smi does not answer: this host has no visible GPU"
         return
     # Where GPU and host share one memory it prints [N/A].
-    used = [int(line) if line.isdecimal() else 0 for line in done.stdout.splitlines() if done.returncode == 0]
+    used = [int(line) if line.isdecimal() else 0 for line in process.stdout.splitlines() if process.returncode == 0]
     free = sum(megabytes < FREE_GPU_MB for megabytes in used)
     if len(used) < settings.gpus:
         yield f"this host has {len(used)} GPUs, but SLIME_SCRIPT_NUM_GPUS is {settings.gpus}"
@@ -268,11 +268,11 @@ def _farm(settings: LaunchSettings) -> Iterator[str]:
     """Runs the doctor's checks of emulators, if they run on this host."""
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer", "doctor", "--json"]
     command += ["--data-dir", str(settings.run_path), "--android-config", str(settings.farm.path)]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    process = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     try:
-        findings = json.loads(done.stdout)["findings"]
+        findings = json.loads(process.stdout)["findings"]
     except (ValueError, KeyError):  # no JSON, or JSON with an error
-        yield f"{settings.farm.path}: {(done.stderr.strip().splitlines() or ['the doctor printed no error'])[-1]}"
+        yield f"{settings.farm.path}: {(process.stderr.strip().splitlines() or ['the doctor printed no error'])[-1]}"
         return
     for finding in findings:
         if finding["state"] == "missing":
@@ -284,7 +284,7 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
     when the GPUs are loaded."""
     words = [*train_arguments(settings), *extra]
     path = f"{settings.slime}:{settings.megatron}"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(FLAG_CHECK)],
         input=json.dumps(words),
         env={**os.environ, "PYTHONPATH": path},
@@ -293,11 +293,11 @@ def _arguments(settings: LaunchSettings, extra: Sequence[str]) -> Iterator[str]:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        last = _last_line(done.stderr)
+    if process.returncode != 0:
+        last = _last_line(process.stderr)
         yield f"slime's parsers cannot read the arguments in {sys.executable} ({last}): run this in slime's environment"
         return
-    findings = json.loads(done.stdout.splitlines()[-1])
+    findings = json.loads(process.stdout.splitlines()[-1])
     if findings["unknown"]:
         yield f"this slime ignores the unknown flags {', '.join(findings['unknown'])}: remove or correct them"
     yield from findings["refused"]
@@ -321,21 +321,21 @@ def _ray(settings: LaunchSettings, *, only_train: bool) -> Iterator[str]:
     if shutil.which("ray") is None:
         yield "the program ray is not on PATH: run this in slime's environment"
         return
-    runs = _answers(*RAY_DASHBOARD)
+    is_running = _answers(*RAY_DASHBOARD)
     if not settings.external_ray and not only_train:
-        if runs:
+        if is_running:
             yield "Ray runs on this host already: use it with SLIME_SCRIPT_EXTERNAL_RAY=1, or stop it with `ray stop`"
         return
-    if not runs:
+    if not is_running:
         yield "no Ray accepts jobs at 127.0.0.1:8265: start it, or leave SLIME_SCRIPT_EXTERNAL_RAY out on a single node"
         return
-    wanted = settings.nodes * settings.gpus
-    done = subprocess.run([sys.executable, "-c", TRY_RAY], capture_output=True, text=True, check=False)
-    words = done.stdout.split()
-    if done.returncode != 0 or not words:
-        yield f"this Python cannot join the Ray that runs ({_last_line(done.stderr)}): Ray and Python must match"
-    elif float(words[-1]) < wanted:
-        yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, but {wanted} are needed: other jobs use the rest"
+    gpus = settings.nodes * settings.gpus
+    process = subprocess.run([sys.executable, "-c", TRY_RAY], capture_output=True, text=True, check=False)
+    words = process.stdout.split()
+    if process.returncode != 0 or not words:
+        yield f"this Python cannot join the Ray that runs ({_last_line(process.stderr)}): Ray and Python must match"
+    elif float(words[-1]) < gpus:
+        yield f"the Ray cluster has {float(words[-1]):.0f} free GPUs, but {gpus} are needed: other jobs use the rest"
 
 
 def _answers(host: str, port: int) -> bool:
@@ -373,7 +373,7 @@ def _convert(settings: LaunchSettings) -> str:
 
 def _try(program: str, *arguments: str) -> str | None:
     """Runs a small Python program in the buffer's environment; returns the last line of its error."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=ROOT,
         env=_environment(),
@@ -381,7 +381,7 @@ def _try(program: str, *arguments: str) -> str | None:
         text=True,
         check=False,
     )
-    return None if done.returncode == 0 else _last_line(done.stderr)
+    return None if process.returncode == 0 else _last_line(process.stderr)
 
 
 def _environment() -> dict[str, str]:

@@ -133,9 +133,9 @@ class LaunchSettings:
     @property
     def converted_path(self) -> Path:
         """Folder of the model converted for Megatron."""
-        beside = Path(f"{self.model_path}_torch_dist")
+        next_to_model = Path(f"{self.model_path}_torch_dist")
         converted = sorted(MEGATRON_MODELS.expanduser().glob(f"{self.model}*"))
-        return beside if beside.is_dir() or not converted else converted[-1]
+        return next_to_model if next_to_model.is_dir() or not converted else converted[-1]
 
     @property
     def run_path(self) -> Path:
@@ -197,8 +197,8 @@ def misspelt(environment: Mapping[str, str]) -> list[str]:
     remarks = []
     for name in sorted(environment):
         if name.startswith("SLIME_SCRIPT_") and name not in VARIABLES:
-            near = difflib.get_close_matches(name, VARIABLES, n=1)
-            remarks.append(f"{name} is unknown" + (f"; did you mean {near[0]}?" if near else ""))
+            matches = difflib.get_close_matches(name, VARIABLES, n=1)
+            remarks.append(f"{name} is unknown" + (f"; did you mean {matches[0]}?" if matches else ""))
     return remarks
 
 

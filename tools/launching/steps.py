@@ -62,12 +62,12 @@ class Step:
 def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: bool = False) -> list[Step]:
     """Returns every step of a run in order: clean up, overlay, Ray, model, buffer, training."""
     config = yaml.safe_dump(custom_config(settings), sort_keys=False)
-    wanted = [*_overlay(settings), Step(title="write settings without a flag", writes=(config_path(settings), config))]
+    steps = [*_overlay(settings), Step(title="write settings without a flag", writes=(config_path(settings), config))]
     if not only_train:
-        wanted = [*_cleaning(settings), *wanted, *_ray(settings), *_download(settings)]
+        steps = [*_cleaning(settings), *steps, *_ray(settings), *_download(settings)]
     if settings.serves_buffer:
-        wanted += [*_token(settings), *_ray_check(settings), _buffer(settings)]
-    return [*wanted, _training(settings, extra)]
+        steps += [*_token(settings), *_ray_check(settings), _buffer(settings)]
+    return [*steps, _training(settings, extra)]
 
 
 def obstacles(settings: LaunchSettings) -> list[str]:

@@ -440,10 +440,13 @@ class HttpEngine:
 
 
 class RefusalError(Exception):
-    """A call failed and may succeed when it is repeated, which ``HttpEngine`` does."""
+    """A call failed and may succeed when it is repeated, which ``HttpEngine`` does.
 
-    def __init__(self, what: str, *, server_error: bool = False) -> None:
-        super().__init__(redacted(what))
+    ``predicate`` is what the engine did, as a predicate of "the engine". ``server_error``: it answered HTTP 500.
+    """
+
+    def __init__(self, predicate: str, *, server_error: bool = False) -> None:
+        super().__init__(redacted(predicate))
         self.server_error = server_error
         self.part: SampledPart | None = None
         """The tokens that a broken stream had delivered; None if it had delivered none."""

@@ -313,8 +313,8 @@ class SglangEngine(HttpEngine):
         An engine that changes prompts may have run other ids for a prefix that it reported before: it reports the whole
         sequence each time.
         """
-        asked = asked_records(request.sampling_params)
-        if ROUTED_EXPERTS not in asked or self._probe_found(PromptIntegrity.CHANGED, request):
+        kinds = asked_records(request.sampling_params)
+        if ROUTED_EXPERTS not in kinds or self._probe_found(PromptIntegrity.CHANGED, request):
             return 0
         return self._reported_experts.first_missing(request.session_id, ids, request.images)
 

@@ -95,8 +95,8 @@ def generate_body(
     if banned_ids:
         ban = ban_bias(banned_ids, sampling_params.temperature)
         sampling["logit_bias"] = {**(sampling.get("logit_bias") or {}), **ban}
-        # Log-probs of top-p ids are not affected by the ban. Greedy decoding is excluded: the temperature of its
-        # log-probs depends on the other requests of the batch.
+        # With top-p records, log-probs are relative to the kept ids, and the ban does not change them. Greedy decoding
+        # is excluded, too: the temperature of its log-probs depends on the other requests of the batch.
         if sampling.get("top_k") != 1 and TOP_P_TOKENS not in asked_records(sampling_params):
             body["token_ids_logprob"] = sorted(banned_ids)
     if images:

@@ -205,8 +205,8 @@ class _Parameters:
         if closing >= 0:
             self._in_text = False
             return _escaped(text[pos:closing].removesuffix("\n")) + '"', closing + len(PARAMETER_END)
-        decided = begins_at(text[pos:end], 0, (PARAMETER_END, f"\n{PARAMETER_END}"))
-        return _escaped(text[pos : pos + decided]), pos + decided
+        decided_length = begins_at(text[pos:end], 0, (PARAMETER_END, f"\n{PARAMETER_END}"))
+        return _escaped(text[pos : pos + decided_length]), pos + decided_length
 
     def _value(self, text: str, pos: int, end: int) -> tuple[str, int]:
         closing = text.find(PARAMETER_END, pos, end)

@@ -154,14 +154,14 @@ def call_at(text: str, start: int, tools: Tools, limit: int | None = None) -> tu
     A complete call was parsed to its end; its name or arguments may still have a problem. The segment of an incomplete
     call ends at ``limit`` at the latest.
     """
-    inside = start + len(CALL)
+    content_start = start + len(CALL)
     try:
-        function, pos = _dialect_at(text, inside).read(text, inside, tools)
+        function, pos = _dialect_at(text, content_start).read(text, content_start, tools)
         end = _end_of_call(text, pos)
     except _MalformedError as error:
-        return _invalid_call(text, inside, str(error), len(text) if limit is None else limit)
+        return _invalid_call(text, content_start, str(error), len(text) if limit is None else limit)
     call = read_function(function)
-    raw = text[inside : end - len(CALL_END) if text.endswith(CALL_END, pos, end) else end]
+    raw = text[content_start : end - len(CALL_END) if text.endswith(CALL_END, pos, end) else end]
     return ToolCall(name=call.name, arguments=call.arguments, raw=raw.strip(), problem=call.problem), end, True
 
 
@@ -180,15 +180,15 @@ def _end_of_call(text: str, pos: int) -> int:
     return after
 
 
-def _invalid_call(text: str, inside: int, problem: str, limit: int) -> tuple[ToolCall, int, bool]:
+def _invalid_call(text: str, content_start: int, problem: str, limit: int) -> tuple[ToolCall, int, bool]:
     """Returns an invalid call: it extends to its end mark, the next call, or ``limit``."""
-    following = text.find(CALL, inside, limit)
+    following = text.find(CALL, content_start, limit)
     limit = limit if following < 0 else following
-    closing = text.find(CALL_END, inside, limit)
+    closing = text.find(CALL_END, content_start, limit)
     if closing < 0:
-        raw, end, problem = text[inside:limit], limit, f"the tool call is not closed by {CALL_END}"
+        raw, end, problem = text[content_start:limit], limit, f"the tool call is not closed by {CALL_END}"
     else:
-        raw, end = text[inside:closing], closing + len(CALL_END)
+        raw, end = text[content_start:closing], closing + len(CALL_END)
     return ToolCall(name="", raw=raw.strip(), problem=problem), end, False
 
 

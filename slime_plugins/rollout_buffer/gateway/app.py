@@ -160,14 +160,14 @@ def _named_session(request: web.Request) -> str:
     session's key, or that token as bearer. Without a session in the path, the key must be sent.
     """
     keys = request.app[KEYS]
-    named = request.match_info.get("session")
-    if named is None:
+    id_or_key = request.match_info.get("session")
+    if id_or_key is None:
         return keys.verify(_sent_key(request))
-    if named.startswith("sk-"):  # a key, perhaps a wrong one; ids begin with a number
-        return keys.verify(named)
-    if not _has_token(request) and keys.verify(_sent_key(request)) != named:
+    if id_or_key.startswith("sk-"):  # a key, perhaps a wrong one; ids begin with a number
+        return keys.verify(id_or_key)
+    if not _has_token(request) and keys.verify(_sent_key(request)) != id_or_key:
         raise UnauthorizedError("the api_key is of another session")
-    return named
+    return id_or_key
 
 
 # --- sessions --------------------------------------------------------------------------------------------------------
@@ -299,12 +299,12 @@ async def _next_events(events_to_send: asyncio.Queue[bytes]) -> bytes:
     """Returns all waiting events; a keep-alive comment if none comes within ``KEEP_ALIVE_INTERVAL_S``."""
     try:
         async with asyncio.timeout(KEEP_ALIVE_INTERVAL_S):
-            waiting = [await events_to_send.get()]
+            events = [await events_to_send.get()]
     except TimeoutError:
         return b": the turn is being sampled\n\n"
     while not events_to_send.empty():
-        waiting.append(events_to_send.get_nowait())
-    return b"".join(waiting)
+        events.append(events_to_send.get_nowait())
+    return b"".join(events)
 
 
 class _EventStream:

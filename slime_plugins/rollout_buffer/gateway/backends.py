@@ -181,8 +181,8 @@ class JobBackends:
         try:
             backend = self._backends[job.key] = await self._make(job)
         except ConflictError as error:
-            _, logged = self._failed.get(job.key, (0.0, ""))
-            if error.message != logged:
+            _, logged_message = self._failed.get(job.key, (0.0, ""))
+            if error.message != logged_message:
                 logger.warning("%s", error.message)
             self._failed[job.key] = time.monotonic(), error.message
             raise

@@ -132,8 +132,8 @@ def read_chat_body(body: Mapping[str, Any], client_names: Mapping[str, str]) -> 
     try:
         return ChatBody.model_validate(body)
     except ValidationError as error:
-        where = error.errors()[0]["loc"]
-        param = str(where[0]) if where else None
+        location = error.errors()[0]["loc"]
+        param = str(location[0]) if location else None
         message = "; ".join(validation_messages(error)[:5])
         for name, client_name in client_names.items():
             message = re.sub(rf"(^|; ){name}\b", rf"\1{client_name}", message)

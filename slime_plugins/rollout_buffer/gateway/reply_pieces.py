@@ -277,8 +277,8 @@ class _Scanner:
         if self._mark is None and mark is not None:
             self._mark = mark.start() - pos
         if self._streams:
-            undecided = len(held) if is_last else begins_at(held, pos + len(CALL), (CALL, CALL_END))
-            self._emit_call(self._call.read(held, pos, undecided if self._mark is None else pos + self._mark))
+            decided_end = len(held) if is_last else begins_at(held, pos + len(CALL), (CALL, CALL_END))
+            self._emit_call(self._call.read(held, pos, decided_end if self._mark is None else pos + self._mark))
         if mark is None and not is_last:
             return pos
         call, end, is_whole = call_at(held, pos, self._tools)

@@ -209,7 +209,7 @@ class Gateway:
                     f"the last turn of session {session_id} got no answer: {session.engine_failure}. Its reward would "
                     "not measure the policy: repeat the turn, abandon the session, or close it with an outcome"
                 )
-            last_scored = session.recording.last_number
+            scored_turns = session.recording.last_number
             if body.scoring_url is not None:
                 content = {**self.describe(session), "messages": list(session.view.messages)}
                 rewards = await score(ScoringRequest(url=body.scoring_url, body=content))
@@ -218,14 +218,14 @@ class Gateway:
                 rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             job = await self.stored(self.buffer.job_by_key, session.claim.job.key)
             check_reward(job, session.name, rewards.reward)
-            return await self._finish(session, body, rewards, last_scored)
+            return await self._finish(session, body, rewards, scored_turns)
 
-    async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, last_scored: int) -> dict[str, Any]:
+    async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, scored_turns: int) -> dict[str, Any]:
         """Ends the session and stores its trajectory; returns the reply. After an error the session is open again."""
         session.end("is being closed")
         try:
             async with session.writing:
-                if body.scoring_url is not None and session.recording.last_number != last_scored:
+                if body.scoring_url is not None and session.recording.last_number != scored_turns:
                     raise UnavailableError("a turn was sampled while the session was scored: close it again")
                 status = await self._store_trajectory(session, body, rewards)
         except StaleAttemptError as error:

@@ -110,9 +110,10 @@ class Session:
     ended: str | None = None
     """Why the session accepts no more requests; None while it is open."""
     refusal: Refusal | None = None
-    """Of the latest request. If it got its turn, None or without ``engine_failure``; ``limit`` remains once reached."""
+    """Why the latest request got no turn. If it got its turn: None, or a refusal without ``engine_failure``, with a
+    ``limit`` that was reached before."""
     closing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while the session is closed or abandoned."""
+    """Held while the session is being closed or abandoned."""
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a turn is stored, or the stored turns are read."""
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -133,7 +134,7 @@ class Session:
 
     @property
     def is_in_use(self) -> bool:
-        """True while a turn is sampled or the session is closed, and after a turn until its use is stored."""
+        """True while a turn is sampled or the session is being closed, and after a turn until its use is stored."""
         return self.was_used or bool(self.under_way) or self.closing.locked()
 
     @property

@@ -266,10 +266,10 @@ def _free_slot(connection: Connection, job: JobRecord, instance_id: str | None) 
             use = uses.get(slot, SlotUse())
             if not use.filled and not use.running and use.failures < limit:
                 return group, slot
-    whose = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
+    suffix = f" of instance {instance_id[:300]!r}" if instance_id is not None else ""
     if _has_open_group(connection, job, instance_id):
-        raise BusyError(f"every open slot{whose} of job {job.job_id} is taken or given up: retry when a session ends")
-    raise ConflictError(f"job {job.job_id} has no open group{whose} any more")
+        raise BusyError(f"every open slot{suffix} of job {job.job_id} is taken or given up: retry when a session ends")
+    raise ConflictError(f"job {job.job_id} has no open group{suffix} any more")
 
 
 def _open_groups(connection: Connection, job: JobRecord, instance_id: str | None) -> Iterator[GroupRecord]:

@@ -3,8 +3,8 @@
     python slime_plugins/rollout_buffer/tools/assign_instance_id.py --input_path problems.jsonl [--task_type math]
     python -m slime_plugins.rollout_buffer.tools.assign_instance_id --input_path problems.jsonl
 
-Ids that are there are kept (numbers become strings); lines without one get ``<task_type>_<n>``. Two lines with one id
-are refused. The result goes to ``--output_path``, by default ``problems_instance_id.jsonl`` next to the input, all of
+Existing ids are kept (numbers become strings); lines without an id get ``<task_type>_<n>``. A file that has an id twice
+is refused. The result goes to ``--output_path``, by default ``problems_instance_id.jsonl`` next to the input, all of
 it or nothing. Needs the standard library only.
 """
 
@@ -46,8 +46,8 @@ def assign_instance_ids(lines: Sequence[Line], task_type: str) -> list[Line]:
         ValueError: two lines bring the same id, or one brings something that is neither text nor a whole number.
     """
     taken = _ids_in_use(lines)
-    fresh = (name for number in itertools.count() if (name := f"{task_type}_{number}") not in taken)
-    return [{**line, "instance_id": str(line["instance_id"]) if _has_id(line) else next(fresh)} for line in lines]
+    new_ids = (name for number in itertools.count() if (name := f"{task_type}_{number}") not in taken)
+    return [{**line, "instance_id": str(line["instance_id"]) if _has_id(line) else next(new_ids)} for line in lines]
 
 
 def _ids_in_use(lines: Sequence[Line]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.write_python_api_docs import PAGE, methods_of, page, promise
+from tools.write_python_api_docs import PAGE, first_sentence, methods_of, page
 
 
 class Example:
@@ -20,7 +20,7 @@ class Example:
 
 def test_a_table_names_each_public_method_with_its_parameters_and_first_sentence() -> None:
     assert list(methods_of(Example)) == [("call(one, *, two=None)", "Does `this`, on two lines.")]
-    assert promise(Example) == "Has a \\| in it."
+    assert first_sentence(Example) == "Has a \\| in it."
 
 
 def test_the_tables_are_up_to_date() -> None:
