@@ -339,6 +339,7 @@ class _TrainingRollout:
             trajectories=settings.groups_per_rollout * settings.samples_per_group,
         )
         self._received: list[Group] = []
+        """All groups that this rollout has received, also those that stay in slime's buffer for the next one."""
         self._examples: list[RolloutItem] = []
         self._finished_elsewhere: dict[int, list[str]] = {}
         self._all_meta_info: list[dict[str, Any]] = []
@@ -517,7 +518,7 @@ class _TrainingRollout:
         self._examples = chosen_examples([*self._examples, *delivery.items])
         self._received += groups
         self._record_meta_info(delivery, groups)
-        self._record(self._received)
+        self._record(self._received)  # off-policy, the next poll acknowledges the delivery: it must be recorded before
 
     async def _after_exhaustion(self, error: InputExhaustedError, batch_groups: int) -> None:
         """Starts the next pass over the input, if the settings allow it, or else completes the batch with dummies.
@@ -557,6 +558,7 @@ class _TrainingRollout:
         self._finished_elsewhere.setdefault(self._progress.pass_number, []).extend((finished - delivered).elements())
 
     def _record(self, groups: Sequence[Group]) -> None:
+        """Writes the consumed ids of this rollout into the metadata: of ``groups``, and of those finished elsewhere."""
         ids_by_pass = {number: list(ids) for number, ids in self._finished_elsewhere.items()}
         for trajectory in _first_trajectories(groups):
             metadata = trajectory[0].metadata

@@ -44,10 +44,10 @@ NORMALIZING_ESTIMATORS = STD_ESTIMATORS | {"reinforce_plus_plus_baseline"}
 REMOTE_ROLLOUT = "remote_rollout"
 """The task type of episodes that a rollout server plays."""
 UNSUPPORTED_HOOKS = {
-    "rollout_sample_filter_path": "give the buffer a filter_item of the generator, or use --buffer-filter-path",
-    "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to look",
-    "dynamic_sampling_filter_path": "give the buffer an is_valid_group of the generator",
-    "rollout_sample_hook_path": "give the buffer a transform_group of the generator",
+    "rollout_sample_filter_path": "define filter_item in the generator, or use --buffer-filter-path",
+    "rollout_all_samples_process_path": "use --buffer-filter-path, or --custom-rollout-log-function-path to read only",
+    "dynamic_sampling_filter_path": "define is_valid_group in the generator",
+    "rollout_sample_hook_path": "define transform_group in the generator",
     "custom_generate_function_path": "episodes are played by the generator of --rollout-task-type",
     "custom_rm_path": "rewards come from the generator of --rollout-task-type",
     "rm_type": "rewards come from the generator of --rollout-task-type",

@@ -1,6 +1,7 @@
 """Evaluation during training: every evaluation set is played once, as a new job.
 
-``agent_rollout_settings.eval_sets`` reads the sets, with samples and sampling of each, from slime's arguments.
+``agent_rollout_settings.eval_sets`` reads the sets, each with its group size and sampling parameters, from slime's
+arguments.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def check_weighs_trajectories(rows_by_trajectory: Iterable[int], sample_type: ty
     if execution_field(sample_type) is None and any(rows > 1 for rows in rows_by_trajectory):
         raise ConfigError(
             "a trajectory has several rows, and this slime weighs each row as a trajectory of its own (it has no "
-            "rollout_id): train one row for each (rollout_mode incremental), or use a slime from 25 May 2026 on"
+            "rollout_id): train one row per trajectory (rollout_mode incremental), or use a slime from 25 May 2026 on"
         )
 
 

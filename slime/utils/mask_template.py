@@ -117,7 +117,7 @@ class Dialect(Protocol):
 
     @property
     def header(self) -> str | None:
-        """The text at the begin of every assistant turn; None if it varies."""
+        """The text at the beginning of every assistant turn; None if it varies."""
         ...
 
     def assistant_turns(self, escaped_render: str, messages: Messages) -> list[RenderedTurn]:
@@ -388,7 +388,7 @@ class MarkerDialect:
             raise UndecidedError(f"the template wrote {len(headers)} turns for {len(indices)} assistant messages")
 
         limits = [*headers, len(escaped_render)][1:]  # the next header; empty without headers
-        # A marker with an escaped character is the template's own, and begins the next message.
+        # A marker with an escaped character was written by the template, and begins the next message.
         openings = [marker for marker in self.chunk_markers if not set(self.escaped_characters).isdisjoint(marker)]
         return [
             self._turn(escaped_render, index, header, limit, openings)

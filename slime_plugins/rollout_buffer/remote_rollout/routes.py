@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.http_serving import read_body
 from slime_plugins.rollout_buffer.json_bodies import json_object
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.trainer_calls import TURN_HEADER
-from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import described, listed
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_views import details_of, summary_of
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
 from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES
 from slime_plugins.rollout_buffer.wire.request_fields import MAX_NESTING
@@ -93,18 +93,18 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
 
     async def open_session(request: web.Request) -> web.Response:
         trainer.authorize(None, request.headers.get("Authorization"))
-        return _json(listed(await trainer.open(await _body(request))))
+        return _json(summary_of(await trainer.open(await _body(request))))
 
     async def list_sessions(request: web.Request) -> web.Response:
         trainer.authorize(None, request.headers.get("Authorization"))
         await trainer.refresh_all()
-        return _json({"rollouts": [listed(session) for session in trainer.sessions()]})
+        return _json({"rollouts": [summary_of(session) for session in trainer.sessions()]})
 
     async def show(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]
         await trainer.refresh(rollout_id)
         trainer.authorize(rollout_id, request.headers.get("Authorization"))
-        return _json(described(trainer.get_session(rollout_id)))
+        return _json(details_of(trainer.get_session(rollout_id)))
 
     async def end(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]

@@ -63,6 +63,7 @@ class RolloutSession:
         self.tokens = tokenizer if isinstance(tokenizer, ChatTokens) else ChatTokens(tokenizer)
         self.messages: list[Message] = []
         self.turns = 0
+        """Number of turns so far."""
         self._tools = tuple(tools)
         self._counter = TokenCounter(self.tokens, self._tools, optional_tools)
         self._http = http

@@ -125,7 +125,7 @@ class RemoteRolloutSettings(ListenerSettings):
         default=False, description="Refuse turns of rollouts that were not opened by POST /rollouts."
     )
     only_exact_counts: bool = Field(
-        default=False, description="Refuse the guide's count if it differs from the exact one because of re-tokenising."
+        default=False, description="Refuse counts of conversations rendered again that differ from the exact count."
     )
     idle_s: float = Field(
         default=TrainerSettings().idle_s, ge=1.0, description="Seconds without a turn after which a rollout expires."

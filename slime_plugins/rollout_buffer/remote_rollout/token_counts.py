@@ -1,4 +1,4 @@
-"""Counts on the agent's side: the prompt that the trainer must have used, and the tokens that entered the sequence.
+"""The agent's counts: the prompt that the trainer must have used, and the tokens that entered it since the last turn.
 
 There are two counts. The count by ids takes the held ids (the sequence so far) plus the template's bridge; it is exact
 if the trainer continues from its own ids. The count by text renders the whole conversation again and subtracts the
@@ -52,7 +52,7 @@ class ExpectedTurn:
 
 
 class TokenCounter:
-    """Counts one rollout. ``optional_tools`` are the server's own: a trainer may show them without a request."""
+    """Counts one rollout. ``optional_tools`` are the server's own, which a trainer may show to its model unasked."""
 
     def __init__(self, tokens: ChatTokens, tools: Tools, optional_tools: Tools) -> None:
         self._tokens = tokens
@@ -124,9 +124,10 @@ class TokenCounter:
     def _check_vocabulary(self, reply: TrainerReply, turn: int) -> None:
         tokenizer = self._tokens.tokenizer
         size = vocabulary_size(getattr(tokenizer, "name_or_path", None), tokenizer)
-        if size is not None and max(reply.token_ids) >= size:
+        largest = max(reply.token_ids)
+        if size is not None and largest >= size:
             raise TrainerReplyError(
-                f"turn {turn}: the trainer sampled token {max(reply.token_ids)}, our tokenizer has {size}: {_CAUSES}"
+                f"turn {turn}: the trainer sampled token {largest}, our tokenizer has {size} ids: {_CAUSES}"
             )
 
     def _prompt_of(
@@ -144,7 +145,7 @@ class TokenCounter:
         raise TrainerReplyError(_difference(expected.prompts[expected.preferred], theirs, turn))
 
     def _shows_own_tools(self, messages: Sequence[Message], theirs: list[int]) -> bool:
-        """Returns True if the trainer put this server's tools (``GET /tools``) into the prompt."""
+        """Returns True, and counts with these tools from now on, if the prompt has this server's (``GET /tools``)."""
         if self._tools or not self._optional_tools:
             return False
         if prompt_by_text(self._tokens, messages, self._optional_tools) != theirs:
@@ -153,7 +154,7 @@ class TokenCounter:
         return True
 
     def _check_count(self, messages: Sequence[Message], expected: ExpectedTurn, reply: TrainerReply, turn: int) -> None:
-        """Checks the prompt length of a trainer that sends no prompt ids."""
+        """Checks the prompt length of a trainer that sends no prompt ids; it may have shown this server's tools."""
         ours = [len(expected.prompts[expected.preferred]), *(len(prompt) for prompt in expected.prompts.values())]
         if reply.prompt_tokens is None or reply.prompt_tokens in ours:
             return

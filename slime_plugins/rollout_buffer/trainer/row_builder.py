@@ -142,6 +142,7 @@ class RowBuilder:
             self.counts["surplus_items"] += surplus
             logger.warning("group of %s has %d members too many; they are not trained", items[0].instance_id, surplus)
         taken = [*items[:wanted]]
+        # A malformed item whose group is unknown fills a place, so that the dummy has the reason of its error.
         while ungrouped and len(taken) < wanted:
             taken.append(ungrouped.pop())
         members = [self._member(item) for item in taken]
@@ -229,6 +230,7 @@ class RowBuilder:
         return replace(packed, records=records)
 
     def _why_untrained(self, packed: _Packed) -> str:
+        """Returns why no token is trained; counts the trajectory if its tokens are too old."""
         if not packed.old_tokens:
             return "no token of it is trained"
         self.counts["old_trajectories"] += 1

@@ -229,12 +229,12 @@ class RowImages:
     def __init__(self, vision: VisionFamily, images: FetchedImages) -> None:
         self._vision = vision
         self._images = images
-        self._features: dict[str, tuple[Any, ImageFeatures] | Exception] = {}
+        self._results: dict[str, tuple[Any, ImageFeatures] | Exception] = {}
 
     def prepare(self, hashes: Iterable[str], pool: Executor) -> None:
         """Converts images in the threads of ``pool``."""
         wanted = list(dict.fromkeys(hashes))
-        self._features.update(zip(wanted, pool.map(self._converted, wanted), strict=True))
+        self._results.update(zip(wanted, pool.map(self._converted, wanted), strict=True))
 
     def attach(self, row: TrainingRow, generations: Sequence[Generation] = ()) -> RowInputs:
         """Returns the row with expanded placeholders and inputs. ``generations`` are those that the row indexes.
@@ -258,12 +258,12 @@ class RowImages:
         return RowInputs(row=expanded, train_inputs=joined, pictures=tuple(picture for picture, _ in prepared))
 
     def _prepared(self, sha256: str) -> tuple[Any, ImageFeatures]:
-        if sha256 not in self._features:
-            self._features[sha256] = self._converted(sha256)
-        features = self._features[sha256]
-        if isinstance(features, Exception):
-            raise features
-        return features
+        if sha256 not in self._results:
+            self._results[sha256] = self._converted(sha256)
+        result = self._results[sha256]
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _converted(self, sha256: str) -> tuple[Any, ImageFeatures] | Exception:
         """Returns an image with its features, or the error of the conversion."""

@@ -7,7 +7,7 @@ from typing import Any
 from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession, Turn, counts_of
 
 
-def listed(session: TrainerSession) -> dict[str, Any]:
+def summary_of(session: TrainerSession) -> dict[str, Any]:
     """Returns a summary of a session."""
     return {
         "rollout_id": session.rollout_id,
@@ -24,11 +24,11 @@ def listed(session: TrainerSession) -> dict[str, Any]:
     }
 
 
-def described(session: TrainerSession) -> dict[str, Any]:
+def details_of(session: TrainerSession) -> dict[str, Any]:
     """Returns all of a session: messages, ids, mask, log-probs, turn by turn, and its training rows."""
     mask, numbers = session.response_mask, session.recording.numbers()
     return {
-        **listed(session),
+        **summary_of(session),
         "messages": session.messages,
         "prompt_ids": list(session.turns[0].recorded.context_ids) if session.turns else [],
         "response_ids": session.response_ids,
