@@ -54,6 +54,7 @@ OWN_ROUTES = {
 """Routes answered without Flask, by method. Flask answers all others, also ``GET /jobs/ID/buffer/write``, where it
 takes ``ID/buffer/write`` for the id of a job."""
 DATA_THREADS = 4
+"""Threads of a worker for polls and for the parts of long replies."""
 SMALL_BODY = 64 * 1024
 """Largest body, in bytes, of a request without a token."""
 BODIES_AT_ONCE = 4
@@ -79,7 +80,7 @@ class Exchange:
     receive: Callable[[], Awaitable[Any]]
     send: Callable[[Any], Awaitable[None]]
     is_begun: bool = False
-    """True once the reply's head was sent."""
+    """True once the sending of the reply's head has begun: another reply is then impossible."""
     _gone: asyncio.Task[None] | None = None
 
     @property
