@@ -122,7 +122,7 @@ def write_many(client: RolloutBufferClient, count: int, console: Console) -> Non
 
 
 def play_many(client: RolloutBufferClient, folder: Path, count: int, console: Console) -> None:
-    """Lets a runner play the other job, and polls as a trainer does until it is finished."""
+    """Lets a runner play the other job, and polls until it is finished and has at most 300 ready groups."""
     lines = ({"instance_id": f"Errand{n % 116}-{n}", "number": n} for n in range(count // GROUP_SIZE))
     (folder / "errands.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     client.start_rollout(

@@ -77,7 +77,7 @@ def noise(count: int) -> dict[str, bytes]:
 
 
 def time_per_picture(vision: Any, pictures: Mapping[str, bytes], threads: int) -> float:
-    """Returns the seconds per image, with so many threads."""
+    """Returns the seconds per image, with ``threads`` threads."""
     images = RowImages(vision, FetchedImages(data=pictures))
     with ThreadPoolExecutor(threads) as pool:
         begun = time.perf_counter()

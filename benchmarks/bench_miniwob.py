@@ -196,13 +196,13 @@ async def resets_of(pool: LocalDevicePool, at_once: int, count: int) -> list[flo
     """Returns the seconds of each of ``count`` resets, with ``at_once`` concurrent ones."""
     limit, durations = asyncio.Semaphore(at_once), []
 
-    async def play_one(number: int) -> None:
+    async def reset_one(number: int) -> None:
         async with limit, await pool.acquire() as device:
             began = time.monotonic()
             await device.reset(TASKS[number % len(TASKS)], number % 4)
             durations.append(time.monotonic() - began)
 
-    await asyncio.gather(*(play_one(number) for number in range(count)))
+    await asyncio.gather(*(reset_one(number) for number in range(count)))
     return durations
 
 
@@ -216,11 +216,11 @@ async def measure(pages: int, options: argparse.Namespace) -> Measured:
     while sum(device["state"] == "ready" for device in await pool.counters()) < pages:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     result.opened_s = round(time.monotonic() - began, 2)
-    played = through_the_pool(pool, options.taps)
-    await rate_of(played, WARM_UP * pages, pages)
-    result.memory_per_page = memory_below() // pages
+    leased = through_the_pool(pool, options.taps)
+    await rate_of(leased, WARM_UP * pages, pages)
+    result.memory_per_page = memory_of_descendants() // pages
     async with plain_playwright(pages, options.taps, settings) as plain:
-        contenders: dict[str, Play] = {"playwright": plain, "pool": played, "generator": generator}
+        contenders: dict[str, Play] = {"playwright": plain, "pool": leased, "generator": generator}
         for play in contenders.values():
             await rate_of(play, WARM_UP * pages, pages)
         orders = itertools.cycle(itertools.permutations(contenders))
@@ -233,8 +233,8 @@ async def measure(pages: int, options: argparse.Namespace) -> Measured:
     return result
 
 
-def memory_below() -> int:
-    """Returns the memory of all child processes in bytes (PSS)."""
+def memory_of_descendants() -> int:
+    """Returns the memory of all processes started by this one, and by those, in bytes (PSS)."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():

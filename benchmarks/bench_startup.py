@@ -118,7 +118,7 @@ def seconds_of(command: list[str], contender: Contender) -> float:
 
 @contextlib.contextmanager
 def serving(contender: Contender, folder: Path) -> Iterator[tuple[str, int]]:
-    """Runs ``serve`` during the context, records its start-up time, and yields its URL and process."""
+    """Runs ``serve`` during the context, records its start-up time, and yields its URL and process id."""
     port = free_port()
     url, data = f"http://127.0.0.1:{port}", str(ROOT / "data")
     command = contender.command("serve", "--port", str(port), "--data-dir", str(folder), "--data-root", data)
@@ -147,7 +147,7 @@ def serving(contender: Contender, folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def _until_accepted(url: str) -> None:
-    """Starts a job without a player; retries while it is refused as too early."""
+    """Starts an external job, which no runner plays; retries while it is refused as too early."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         try:

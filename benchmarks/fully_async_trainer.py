@@ -126,7 +126,7 @@ def arguments(engine_port: int) -> Namespace:
 
 
 def members_of(samples: Any) -> list[Any]:
-    """Returns the samples of a batch that are trained, whatever lists they stand in."""
+    """Returns the samples of a batch that are trained, however deep it is nested."""
     if isinstance(samples, list):
         return [sample for entry in samples for sample in members_of(entry)]
     return [] if samples.remove_sample else [samples]

@@ -30,8 +30,8 @@ class Verdict(StrEnum):
     """Result of comparing a measured ratio with the recorded one."""
 
     FINE = "fine"  # as good as recorded, or better
-    REGRESSED = "regressed"  # below what the recorded spread allows, in every round
-    NOISY = "noisy"  # its median is below that spread, but a round reached the recorded median
+    REGRESSED = "regressed"  # its median is below what the recorded spread allows
+    NOISY = "noisy"  # the same, but a round reached the recorded median: inconclusive
     MISSING = "missing"  # recorded, and not measured this time
     NEW = "new"  # measured, and not recorded yet
 

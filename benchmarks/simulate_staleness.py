@@ -65,7 +65,7 @@ TIMES = (
 ALIKE = ("episodes", "groups", "tasks")
 MAX_GROUPS_AHEAD = 256
 MAX_PASSED_OVER = 32
-"""A group that was passed over this many times is taken next; each choice is among so many groups."""
+"""A group that was passed over this many times is taken next; a choice considers at most this many groups."""
 TENTHS = 10
 START_BATCHES = (1, 2, 5, 10, 20, 40)
 
@@ -403,9 +403,9 @@ class Simulation:
             for began, ended in self.groups[group].played:
                 version = bisect.bisect_right(self.version_began, began) - 1
                 while began < ended:
-                    after = self.version_began[version + 1] if version < self.version else ended
-                    lags[trained_at - version] += min(ended, after) - began  # type: ignore[assignment]  # seconds
-                    began, version = min(ended, after), version + 1
+                    next_began = self.version_began[version + 1] if version < self.version else ended
+                    lags[trained_at - version] += min(ended, next_began) - began  # type: ignore[assignment]  # seconds
+                    began, version = min(ended, next_began), version + 1
         return lags
 
     def _tenths(self) -> list[int]:

@@ -2,7 +2,7 @@
 
     python tools/generate_documents.py [--lines 24] [--min_tokens 4000] [--max_tokens 200000] [--output FILE]
 
-There are three kinds of questions, in turn. The answer to a *needle* stands in one place; a *sum* and a *list* need
+There are three kinds of questions, in turn. The answer to a *needle* is in one place; a *sum* and a *list* need
 facts from several places. Each document is the log of a harbour: small talk, the facts that answer the question, and
 facts that look like them. Lengths are spread evenly on a log scale. The same arguments give the same file, byte for
 byte. ``--tokenizer_path`` needs transformers; without it a token counts as 4.7 characters, the mean of Qwen3's.
@@ -116,7 +116,7 @@ def _line(
 def _document(
     question: Question, length: int, rng: random.Random, count: Callable[[str], int]
 ) -> tuple[str, list[float]]:
-    """Returns a text of about ``length`` tokens, and how deep in it each of the question's facts stands, 0 to 1."""
+    """Returns a text of about ``length`` tokens, and where in it the question's facts are: 0 start, 1 end."""
     facts = [*question.facts, *question.decoys]
     paragraphs: list[list[str]] = []
     total = count(" ".join(facts))
@@ -124,7 +124,7 @@ def _document(
         paragraph = [_small_talk(rng) for _ in range(SENTENCES_PER_PARAGRAPH)]
         total += count(" ".join(paragraph)) + 1  # for the blank line between two paragraphs
         paragraphs.append(paragraph)
-    while count(_text_of(paragraphs)) + count(" ".join(facts)) < length:  # the parts may count for more than the whole
+    while count(_text_of(paragraphs)) + count(" ".join(facts)) < length:  # the paragraphs alone may have more
         paragraphs.append([_small_talk(rng) for _ in range(SENTENCES_PER_PARAGRAPH)])
     places = rng.sample(range(len(paragraphs)), len(facts))
     for place, fact in zip(places, facts, strict=True):

@@ -38,10 +38,10 @@ def test_a_dialog_hides_what_is_under_it() -> None:
     phone = SimulatedPhone()
     player = Player(phone, phone.reset("MarkorDeleteNote", 0))
     player.open("Markor")
-    first = next(line for line in player.screen.texts if line.role == "primary")
-    player.hold(first.center)
+    note = next(line for line in player.screen.texts if line.role == "primary")
+    player.hold(note.center)
     assert player.screen.title == "1 selected"
-    marked = player.screen.find_text(first.text)
+    marked = player.screen.find_text(note.text)
     assert marked is not None
     assert marked.selected
     player.tap_icon("delete")

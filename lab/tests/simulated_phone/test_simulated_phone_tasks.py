@@ -56,17 +56,15 @@ def test_a_phone_plays_tasks_of_ones_own_in_as_many_variations_as_one_likes() ->
 
 
 def test_an_arranged_home_screen_shows_those_apps_in_that_order_each_in_its_colour() -> None:
-    def tiles(*labels: str) -> list[tuple[str, Rect, Surface | None]]:
-        state = DeviceState()
-        if labels:
-            arrange_home(state, labels)
+    def tiles(state: DeviceState) -> list[tuple[str, Rect, Surface | None]]:
         widgets = Shell(state).screen().widgets
         return [
             (each.text, each.bounds, each.surface) for each in widgets if each.kind is WidgetKind.ICON and each.text
         ]
 
-    plain = tiles()
-    arranged = tiles("Clock", "Settings")
+    arranged_state = DeviceState()
+    arrange_home(arranged_state, ("Clock", "Settings"))
+    plain, arranged = tiles(DeviceState()), tiles(arranged_state)
 
     assert [text for text, _, _ in plain] == [app.label for app in INSTALLED_APPS]
     assert [text for text, _, _ in arranged] == ["Clock", "Settings"]

@@ -36,8 +36,8 @@ class Request:
     """One running generation. ``ids`` are prompt and output; the decoding thread calls ``on_token`` after each token
     but the last, and ``on_finish`` once.
 
-    The first ``filled`` positions of its slot have keys and values. ``epoch`` is the number of the weight update that
-    computed them, -1 before the request has a slot.
+    The first ``filled`` positions of its slot have keys and values. ``update_number`` is that of the newest weight
+    update when they were computed, -1 before the request has a slot.
     """
 
     rid: str
@@ -48,7 +48,7 @@ class Request:
     image_prompt: ImagePrompt | None = None
     prompt_length: int = 0
     filled: int = 0
-    epoch: int = -1
+    update_number: int = -1
     cached_tokens: int = 0
     log_probs: list[float] = field(default_factory=list)
     asked_log_probs: list[tuple[float, ...]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Decoder:
         self._waiting: deque[Request] = deque()
         self._slots: list[Request] = []
         self._ready = 0
-        self._epoch = 0
+        self._update_number = 0
         self._updates: deque[WeightUpdate] = deque()
         self._random = random.Random(settings.seed)
 
@@ -194,7 +194,7 @@ class Decoder:
             request.filled, stored = self._prefixes.find(request.keys)
             if request.image_prompt is not None:
                 request.filled = request.image_prompt.start_of_cached(request.filled)
-            request.epoch = self._epoch
+            request.update_number = self._update_number
             if not request.log_probs:
                 request.cached_tokens = request.filled
             self._model.cache.reserve(len(self._slots), len(request.ids))
@@ -205,7 +205,7 @@ class Decoder:
         """Removes a request and frees its slot; its KV cache is kept as a prefix unless the weights have changed."""
         if request in self._slots:
             slot = self._slots.index(request)
-            if request.epoch == self._epoch and request.filled:
+            if request.update_number == self._update_number and request.filled:
                 self._prefixes.keep(request.keys[: request.filled], self._model.cache.read(slot, request.filled))
             self._close_gap(slot)
         else:
@@ -325,7 +325,7 @@ class Decoder:
         except Exception as error:  # noqa: BLE001 - reported to the caller
             update.on_done(error if isinstance(error, WeightsError) else WeightsError(f"cannot take weights: {error}"))
             return
-        self._epoch += 1
+        self._update_number += 1
         self._prefixes.flush()
         self.weight_version = update.version or self.weight_version
         update.on_done(None)

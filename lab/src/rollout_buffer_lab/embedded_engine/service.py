@@ -166,7 +166,7 @@ class EmbeddedEngine:
     async def _checked_ids(self, call: GenerateCall) -> list[int]:
         if call.sampling.not_computed:
             names = ", ".join(call.sampling.not_computed)
-            raise BadRequestError({"message": f"the embedded engine does not compute {names}: leave it out."})
+            raise BadRequestError({"message": f"the embedded engine does not compute these: {names}. Leave them out."})
         if call.images and self._model.vision is None:
             raise BadRequestError({"message": "the served model does not take images."})
         prompt = call.prompt

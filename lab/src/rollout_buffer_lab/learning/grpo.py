@@ -30,7 +30,7 @@ from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 MIN_CHECKED = 0.5
 """Minimum share of a step's tokens whose log-probs are recomputed with the weights that sampled them."""
 MAX_UNCHECKED_STEPS = 3
-"""A step is refused if it is the last of so many consecutive steps below the minimum."""
+"""The last of this many consecutive steps below the minimum is refused."""
 
 
 class LogProbGapError(RolloutBufferError):

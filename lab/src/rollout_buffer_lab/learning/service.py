@@ -23,7 +23,7 @@ UPDATE_TIMEOUT_S = 300.0
 CLOSED_STATES = ("ready", "leased", "delivered", "filtered")
 """States of a closed group that was played; failed and skipped groups are not counted."""
 PLAYED_PER_STEP = 4
-"""A step waits for at most so many times its number of groups, if most have equal rewards and are filtered."""
+"""A step waits until at most this many times its groups are closed, if most are filtered for equal rewards."""
 GROUPS_PER_PAGE = 200
 
 

@@ -9,7 +9,7 @@
     PATCH_SIZE = 8                                   a new policy takes images, in patches 8 pixels wide and high
     WARM_UP = {"episodes": 2000, "updates": 600}     fields of ``WarmUpPlan``
 
-A scripted policy plays through the task's generator, so that a new policy warms up on the very tokens and masks that it
+A scripted policy plays through the task's generator, so that a new policy warms up on the same tokens and masks that it
 is trained on later.
 """
 

@@ -120,7 +120,7 @@ def _next_calls(progress: _Progress, task: _DocumentTask, failure: Failure) -> l
 
 
 def _unread(progress: _Progress, hits: Sequence[Mapping[str, Any]], task: _DocumentTask, failure: Failure) -> list[int]:
-    """Returns the ids of the hits to read: those without a note. There are none once a needle's answer is noted."""
+    """Returns the ids of the hits to read: those without a note. None are left once a needle's answer is noted."""
     notes = progress.notes
     has_fact = any(text != EMPTY_NOTE for text in notes.values())
     if (has_fact and task.kind == "needle") or (notes and failure is Failure.HASTY):

@@ -50,7 +50,7 @@ class GivenReplies:
             sentence = f"no line of the script has a reply {len(replies) + 1} after {list(replies)}"
             raise BadRequestError({"message": sentence})
         if conversation.begun_reply:
-            return fitting[0]
+            return fitting[0]  # a reply that was given before and is continued, so lines take no turn
         with self._lock:
             taken_count = self._taken_counts.get(replies, 0)
             self._taken_counts[replies] = taken_count + 1

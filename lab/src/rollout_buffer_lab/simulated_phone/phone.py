@@ -172,7 +172,7 @@ class SimulatedPhone:
             case ActionKind.ANSWER:
                 run.answer = _well_formed(action.text or "")
             case ActionKind.TERMINATE:
-                pass  # nothing happens on the device; the episode ends elsewhere
+                pass  # nothing happens on the device; the generator ends the episode
         return ""
 
     def _touch(self, action: Action, shell: Shell) -> str:

@@ -1,4 +1,4 @@
-"""A task that a tiny policy learns in minutes: in each of three turns a digit comes, and the next one is the reply.
+"""A task that a tiny policy learns in minutes: in three turns the user gives a digit, and the next digit is right.
 
     user: 3    assistant: 4    user: 7    assistant: 8    user: 1    assistant: 3      reward 2/3
 

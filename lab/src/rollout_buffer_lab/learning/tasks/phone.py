@@ -38,7 +38,7 @@ PATCH_SIZE = 8
 SCREEN_PIXELS = 54 * 120
 """A screenshot is a twentieth of the phone's screen in width and height: 24 image tokens."""
 APPS = ("Settings", "Contacts", "Simple SMS Messenger", "Phone", "Clock", "Markor")
-"""What stands on the home screen: six apps with six colours."""
+"""The apps on the home screen, each with another colour."""
 WANTED = "Clock"
 CELLS = tuple((x, y) for y in (183, 350) for x in (167, 500, 833))
 """The middles of the six apps on the home screen, in the agent's coordinates."""

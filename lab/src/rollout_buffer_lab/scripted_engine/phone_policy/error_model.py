@@ -64,7 +64,7 @@ class Mistakes:
         return [_misread(script, self.rng.about("misread", type(script).__name__)) for script in scripts]
 
     def ending(self, step: int) -> Move | None:
-        """Returns the move that ends an episode early, as failed or as done; None if it goes on."""
+        """Returns the move that ends an episode early, as failed or as done; None if the episode continues."""
         if step < self.flaw_step:
             return None
         if self.flaw is Flaw.GIVES_UP:

@@ -51,7 +51,7 @@ class _Thread(Page):
         super().__init__(app)
         self._address = address
         self.field_named("message").text = draft
-        self.scroll = 1_000_000  # the builder brings it down to the end of the list
+        self.scroll = 1_000_000  # the builder reduces it to the end of the list
 
     def build(self, screen: ScreenBuilder) -> None:
         screen.title_bar(name_of_number(self.state, self._address), on_back=self.back)

@@ -105,7 +105,7 @@ def _describe(node: Any, widget: Widget, package: str) -> None:
     else:
         node.text = widget.text
     if widget.kind is WidgetKind.BUTTON:
-        # Simple SMS Messenger calls its button by what it sends, whatever stands on it.
+        # Simple SMS Messenger describes its button by what it sends, not by the text on it.
         node.content_description = "SMS" if (package, widget.text) == _SEND_BUTTON else widget.text
 
 

@@ -118,7 +118,7 @@ class Emulator:
         return self._run(words)
 
     def set_faults(self, faults: Faults) -> None:
-        """Changes what goes wrong from now on."""
+        """Replaces the faults."""
         self._faults = faults
         self._forwarder.mute = faults.dead_forwarder
         self._forwarder.slow_s = faults.slow_trees_s
