@@ -19,7 +19,7 @@ DEFAULT_GROUP_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSettings:
-    """Settings of a job; ``JobSettings`` documents each. ``kept`` has all, including those of the generator."""
+    """Settings of a job; ``JobSettings`` documents each. ``kept`` has all, without the generator's options."""
 
     tokenizer_path: str | None = None
     generation_cap: int | None = None

@@ -1,9 +1,8 @@
 """Starts a job, or attaches to one. ``buffer.py`` opens the transaction.
 
-A start with the ``start_id`` of an earlier start **repeats** it: nothing changes. Writers who
-send their payload again after a trainer has taken over their job change nothing, either. Otherwise a start **attaches**
-to the job that it names if the payload's identity is equal: engine, changeable settings and skip list become those of
-the payload.
+A start with the ``start_id`` of an earlier start **repeats** it: nothing changes. Writers who send their payload again
+after a trainer has taken over their job change nothing, either. Otherwise a start **attaches** to the job that it names
+if the payload's identity is equal: engine, changeable settings and skip list become those of the payload.
 
 The first trainer of a job that writers have filled, and of which nothing was consumed, attaches with its own settings
 and input, which are added to the job's. Any other start **creates** a job; if another job has the id, the start must be
