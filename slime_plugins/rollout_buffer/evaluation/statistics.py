@@ -51,9 +51,9 @@ def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) ->
     whole: it may be an effective sample size.
     """
     z = statistics.NormalDist().inv_cdf(0.5 + confidence / 2)
-    middle = (rate + z * z / (2 * size)) / (1 + z * z / size)
-    half = z / (1 + z * z / size) * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
-    low, high = max(0.0, middle - half), min(1.0, middle + half)
+    center = (rate + z * z / (2 * size)) / (1 + z * z / size)
+    half_width = z / (1 + z * z / size) * math.sqrt(rate * (1 - rate) / size + z * z / (4 * size * size))
+    low, high = max(0.0, center - half_width), min(1.0, center + half_width)
     return min(low, rate), max(high, rate)  # at rates 0 and 1, rounding could put the rate outside of the interval
 
 

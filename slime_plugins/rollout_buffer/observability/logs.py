@@ -1,4 +1,4 @@
-"""Log formats: plain text, or one JSON object a line with the fields job, group and episode.
+"""Log formats: plain text, or one JSON object a line with fields for job, group and attempt.
 
 ``log_fields`` applies to all lines logged in its block, also by tasks started in it. A single line may set its fields
 with ``extra={"job": …}``.
@@ -94,7 +94,9 @@ def formatter(wanted: LogFormat) -> logging.Formatter:
 
 
 def set_up_logging(wanted: LogFormat | None = None) -> None:
-    """Logs from INFO on to stderr, warnings of Python included, here and in child processes.
+    """Logs from INFO on to stderr; child processes get the format from the environment.
+
+    With JSON, warnings of Python are logged too; as text, Python prints them to stderr itself.
 
     ``wanted`` overrides the environment. An existing handler of the root logger is kept.
 

@@ -77,8 +77,7 @@ def tracing_from_environment() -> Iterator[Tracer]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        logger.warning("%s is set, but traces need the extra 'telemetry' (%s): "
-                       "%s. Nothing is traced.",
+        logger.warning("%s is set, but traces need the extra 'telemetry' (%s): %s. Nothing is traced.",
                        " or ".join(ENDPOINT_VARIABLES), error, install_extra("telemetry"))  # fmt: skip
         yield NoTracer()
         return

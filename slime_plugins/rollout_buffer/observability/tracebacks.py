@@ -1,4 +1,4 @@
-"""Errors of user code (generators): their traceback without the frames of the caller, and file and line in a line."""
+"""Errors of generators' code: their traceback without the caller's frames, or their place and message in one line."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _CALLERS = (str(_PACKAGE / "runner"), str(_PACKAGE / "generator" / "registry.py"
 
 def own_traceback(error: BaseException) -> str:
     """Returns the traceback of an error without the frames of runner and registry."""
-    lines = traceback.TracebackException.from_exception(error)
-    frames = list(lines.stack)
+    summary = traceback.TracebackException.from_exception(error)
+    frames = list(summary.stack)
     while frames and frames[0].filename.startswith(_CALLERS):
         del frames[0]
-    lines.stack = traceback.StackSummary.from_list(frames[-MAX_FRAMES:])
-    return "".join(lines.format()).strip()[-MAX_TRACEBACK:]
+    summary.stack = traceback.StackSummary.from_list(frames[-MAX_FRAMES:])
+    return "".join(summary.format()).strip()[-MAX_TRACEBACK:]
 
 
 def with_place(error: BaseException, file: Path | None = None) -> str:
@@ -36,7 +36,7 @@ def with_place(error: BaseException, file: Path | None = None) -> str:
 
 
 def place_and_traceback(error: BaseException, file: Path | None = None) -> str:
-    """Returns the error in one line, then its traceback; only the message if it is an error of this package."""
+    """Returns the error in one line, then its traceback; only its class and message if it is of this package."""
     if isinstance(error, RolloutBufferError):
         return f"{type(error).__name__}: {error}"
     return f"{with_place(error, file)}\n{own_traceback(error)}"

@@ -1,4 +1,4 @@
-"""Exact ids of conversations that somebody else leads: sessions of the gateway and of the remote rollout protocol.
+"""Exact ids of conversations that other programs lead: sessions of the gateway and of the remote rollout protocol.
 
 * ``messages`` – validated messages and their digests; ``turns`` – the sampled turns of a session as a tree
 * ``message_matching`` – which messages of a request count as the recorded ones; ``path_index`` – finds them

@@ -28,8 +28,8 @@ from slime_plugins.rollout_buffer.types import Message, MessageMatching
 
 ASSISTANT, TOOL = "assistant", "tool"
 ASKED_AGAIN, OTHER_CONVERSATION, OTHER_TOOLS = "asked_again", "other_conversation", "tools"
-"""Reasons for a branch, besides a message part that differs: the request repeats an earlier one, shares no message with
-any recorded path, or has other tools."""
+"""Reasons for a branch, besides a message part that differs: the request repeats an earlier one, shares neither its
+first nor its second message with a recorded path, or has other tools."""
 OPTION = "message_matching"
 """Name of the job's option with the rule."""
 THINK, THINK_END = "<think>", "</think>"
@@ -79,7 +79,10 @@ class Fingerprint(NamedTuple):
     as_sent: tuple[Fingerprint, ...] = ()
 
     def differences(self, other: Fingerprint) -> frozenset[str]:
-        """Returns the names of the parts that differ; ``form`` if only something else differs, such as white space."""
+        """Returns the names of the parts that differ; ``form`` if only something else differs, such as white space.
+
+        If only the order of the text's lines differs, or what clients add, ``additions`` stands for ``text``.
+        """
         if self.exact == other.exact:
             return frozenset()
         other = other.read_as(self)
@@ -125,7 +128,8 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
         return _with_text_digests(without_text, text, "")
     visible, inline = _split_thoughts(text, thinking)
     found = _with_text_digests(without_text, visible, inline)
-    # A client's history is read as FROM_START: a reply that was read so differs there only if its visible text is sent.
+    # A client's history is read as FROM_START. A reply that was itself read as FROM_START is read differently there
+    # only if the client sends its visible text alone, and this text quotes ``</think>``.
     if THINK_END not in (visible if thinking is Thinking.FROM_START else text):
         return found
     as_sent = [
@@ -150,7 +154,7 @@ def _with_text_digests(message: Fingerprint, visible: str, inline: str) -> Finge
 def _split_thoughts(text: str, thinking: Thinking = Thinking.FROM_START) -> tuple[str, str]:
     """Returns the visible text of a reply, and its thought; without any thought the second value is empty.
 
-    If the text has several thoughts, or other text before the only one, the second value is the whole text.
+    If the text has several thoughts, or other text before its only thought, the second value is the whole text.
     """
     if thinking is Thinking.APART or THINK_END not in text:
         return text, ""
@@ -192,39 +196,39 @@ def compare(
 ) -> Comparison:
     """Compares the messages of a turn, and its reply, with those of a request from ``start``."""
     compared = _compare_context(rule, context, sent, start)
-    at, tolerated, difference = compared
+    end, tolerated, difference = compared
     if difference is not None:
         return compared
-    if at < len(sent) and is_same(rule, reply, sent[at]):
-        return Comparison(at + 1, tolerated | reply.differences(sent[at]))
+    if end < len(sent) and is_same(rule, reply, sent[end]):
+        return Comparison(end + 1, tolerated | reply.differences(sent[end]))
     # Clients may leave out an empty reply: then the messages after it follow.
-    if reply.is_empty and rule is not MessageMatching.STRICT and at < len(sent) and sent[at].role != ASSISTANT:
-        return Comparison(at, tolerated | {"empty_reply"})
-    return Comparison(at, tolerated, _difference(rule, [reply], sent, at))
+    if reply.is_empty and rule is not MessageMatching.STRICT and end < len(sent) and sent[end].role != ASSISTANT:
+        return Comparison(end, tolerated | {"empty_reply"})
+    return Comparison(end, tolerated, _difference(rule, [reply], sent, end))
 
 
 def _compare_context(
     rule: MessageMatching, context: tuple[Fingerprint, ...], sent: tuple[Fingerprint, ...], start: int
 ) -> Comparison:
     """Compares the messages of a turn before its reply with those of a request, run by run."""
-    at, end = start, start + len(context)
+    end = start + len(context)
     # Most requests repeat all messages as they were: then the runs need not be compared one by one.
     if sent[start:end] == context and (end >= len(sent) or sent[end].role == ASSISTANT):
         return Comparison(end, NOTHING)
     tolerated = NOTHING
     for held in runs(context):
-        end = at + 1 if held[0].role == ASSISTANT else _end_of_run(sent, at)
-        pairs = list(zip(held, sent[at:end], strict=False))
+        end = start + 1 if held[0].role == ASSISTANT else _end_of_run(sent, start)
+        pairs = list(zip(held, sent[start:end], strict=False))
         begins_alike = len(pairs) == len(held) and all(is_same(rule, *pair) for pair in pairs)
         # A run of another length may be the same messages, merged.
-        is_alike = begins_alike and end == at + len(held)
-        if not is_alike and _is_same_run(rule, held, sent[at:end]):
-            at, tolerated = end, tolerated | {"order"}
+        is_alike = begins_alike and end == start + len(held)
+        if not is_alike and _is_same_run(rule, held, sent[start:end]):
+            start, tolerated = end, tolerated | {"order"}
         elif begins_alike:
-            at, tolerated = at + len(held), tolerated.union(*(one.differences(other) for one, other in pairs))
+            start, tolerated = start + len(held), tolerated.union(*(one.differences(other) for one, other in pairs))
         else:
-            return Comparison(at, tolerated, _difference(rule, held, sent, at))
-    return Comparison(at, tolerated)
+            return Comparison(start, tolerated, _difference(rule, held, sent, start))
+    return Comparison(start, tolerated)
 
 
 def is_same(rule: MessageMatching, held: Fingerprint, sent: Fingerprint) -> bool:
@@ -263,8 +267,8 @@ def message_key(rule: MessageMatching, message: Fingerprint) -> Hashable:
 
 
 def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hashable, Hashable] | None:
-    """Returns a value that is equal for all orders and mergers of the messages between two replies that count as one;
-    None under the rule that allows none."""
+    """Returns a value that is equal for two runs between replies if one counts as a reordering or a merger of the
+    other; None under the strict rule, which allows neither."""
     if rule is MessageMatching.STRICT:
         return None
     if rule is MessageMatching.LOOSE_TOOL_CALL:
@@ -279,25 +283,25 @@ def outline_of(rule: MessageMatching, run: Sequence[Fingerprint]) -> tuple[Hasha
 
 def runs(messages: Sequence[Fingerprint]) -> Iterator[Sequence[Fingerprint]]:
     """Yields the runs of messages: each reply, and all messages between two replies together."""
-    at = 0
-    while at < len(messages):
-        end = at + 1 if messages[at].role == ASSISTANT else _end_of_run(messages, at)
-        yield messages[at:end]
-        at = end
+    start = 0
+    while start < len(messages):
+        end = start + 1 if messages[start].role == ASSISTANT else _end_of_run(messages, start)
+        yield messages[start:end]
+        start = end
 
 
 def _end_of_run(messages: Sequence[Fingerprint], start: int) -> int:
-    return next((at for at in range(start, len(messages)) if messages[at].role == ASSISTANT), len(messages))
+    return next((index for index in range(start, len(messages)) if messages[index].role == ASSISTANT), len(messages))
 
 
 def _difference(
     rule: MessageMatching, held: Sequence[Fingerprint], sent: Sequence[Fingerprint], start: int
 ) -> Difference:
-    for at, one in enumerate(held, start):
-        if at >= len(sent):
+    for index, message in enumerate(held, start):
+        if index >= len(sent):
             break
-        if not is_same(rule, one, sent[at]):
-            return Difference(at, sent[at].role, tuple(sorted(one.differences(sent[at]))))
+        if not is_same(rule, message, sent[index]):
+            return Difference(index, sent[index].role, tuple(sorted(message.differences(sent[index]))))
     # The request ends within these messages: the recorded request was sent again.
     return Difference(len(sent), None, (ASKED_AGAIN,))
 

@@ -28,7 +28,7 @@ MAX_MESSAGES = 20_000
 DIGEST_BYTES = 16
 TEXT_TYPES = ("text", "input_text", "output_text")
 JOINT = "\n"
-"""Separator of a message's text parts without images: most templates expect a string."""
+"""Joins the text parts of a message without images: most templates expect a string."""
 
 _CALL_ID = re.compile(r"call_([0-9a-f]{24})_\d+", re.ASCII)
 
@@ -51,7 +51,7 @@ def read_conversation(messages: Any) -> Conversation:
         raise InvalidPayloadError("messages must be a list with at least one message", {"param": "messages"})
     if len(messages) > MAX_MESSAGES:
         raise InvalidPayloadError(f"messages: there are more than {MAX_MESSAGES}", {"param": "messages"})
-    read = _with_calls_together(_read_message(message, f"messages[{at}]") for at, message in enumerate(messages))
+    read = _with_calls_together(_read_message(message, f"messages[{index}]") for index, message in enumerate(messages))
     return Conversation(messages=read, digests=tuple(digest(message) for message in read))
 
 
@@ -96,7 +96,7 @@ def _content(content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
         return ""
     if not isinstance(content, list):
         raise wrong_field(where, "must be a string or a list of parts")
-    parts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    parts = [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
     if any(part["type"] == "image_url" for part in parts):
         if role == "assistant":
             raise wrong_field(where, "an assistant's message cannot show images")
@@ -127,7 +127,7 @@ def _image_url(value: Any, where: str) -> str:
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise wrong_field(where, "must be a list")
-    return [_tool_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
@@ -149,9 +149,9 @@ def _given_arguments(value: Any, where: str) -> dict[str, Any] | str:
     return read
 
 
-def call_id(reply: str, at: int) -> str:
-    """Returns the id of a tool call; ``reply`` is the reply's name, from ``reply_name``."""
-    return f"call_{reply}_{at}"
+def call_id(reply: str, index: int) -> str:
+    """Returns the id of a reply's tool call; ``reply`` is the reply's name, from ``reply_name``."""
+    return f"call_{reply}_{index}"
 
 
 def reply_name() -> str:

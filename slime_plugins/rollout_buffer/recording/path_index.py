@@ -32,8 +32,8 @@ class Beginning(NamedTuple):
 
 
 class PathIndex(Generic[Item]):
-    """Items by the messages that lead to them, sorted by ``order``. Equal messages in two places,
-    such as after two parents, are kept apart."""
+    """Items by the messages that lead to them, sorted by ``order``. Equal messages in two places, such as after two
+    parents, are kept apart."""
 
     def __init__(self, rule: MessageMatching, order: Callable[[Item], int]) -> None:
         self._rule = rule
@@ -78,17 +78,17 @@ def _beginnings(
     rule: MessageMatching, place: Hashable, messages: Sequence[Fingerprint], start: int
 ) -> Iterator[Beginning]:
     """Yields a hash after each message, and one more after each run that may be reordered or merged."""
-    at, before = start, hash(place)
-    yield Beginning(at, before)
+    end, before = start, hash(place)
+    yield Beginning(end, before)
     for run in runs(messages[start:]):
         within = before
         for one in run:
-            at, within = at + 1, hash((within, message_key(rule, one)))
-            yield Beginning(at, within)
+            end, within = end + 1, hash((within, message_key(rule, one)))
+            yield Beginning(end, within)
         outline = None if run[0].role == ASSISTANT else outline_of(rule, run)
         if outline is None:
             before = within
             continue
         if any(outline):  # a run without any content, such as that of an empty message, may be left out
             before = hash((before, outline))
-        yield Beginning(at, before)
+        yield Beginning(end, before)

@@ -48,7 +48,7 @@ class SessionTurns:
 
 def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
     """Returns the columns of a turn; ``before`` is the view of the turn with the previous number."""
-    kept = common_prefix_length(before.messages, view.messages[:-1])
+    num_shared = common_prefix_length(before.messages, view.messages[:-1])
     rest = replace(turn.sampled, output_ids=(), output_log_probs=None)
     detail = {
         "name": turn.name,
@@ -63,8 +63,8 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
         "from_start": turn.from_start,
         "is_closed": turn.is_closed,
         "is_unusable": turn.is_unusable,
-        "kept": kept,
-        "messages": view.messages[kept:-1],
+        "kept": num_shared,
+        "messages": view.messages[num_shared:-1],
         "tools": None if view.tools == before.tools else view.tools,
     }
     return {
@@ -82,7 +82,10 @@ def encode_turn(turn: Turn, view: View, before: View) -> dict[str, Any]:
 
 
 def replay(rows: Sequence[Mapping[str, Any]], before: SessionTurns | None = None) -> SessionTurns:
-    """Adds turns from their rows, in the order of their numbers, to the session ``before``; returns the session."""
+    """Adds turns from their rows, in the order of their numbers, to the session ``before``; returns the session.
+
+    Rows that an earlier version stored may have no ``name`` and no ``thinking``.
+    """
     session = before or SessionTurns()
     for row in rows:
         detail = orjson.loads(row["detail"])

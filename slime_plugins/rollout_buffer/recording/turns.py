@@ -122,7 +122,8 @@ class Turn:
 
 class Match(NamedTuple):
     """The recorded part of a request: its first ``consumed`` messages end with the reply of ``turn``. If no part is
-    recorded, they are 0 and None. ``difference``: why the request does not continue the nearest of the other paths."""
+    recorded, ``turn`` is None and ``consumed`` 0. ``difference``: why the request does not continue the nearest of the
+    other paths."""
 
     turn: Turn | None
     consumed: int
@@ -130,7 +131,7 @@ class Match(NamedTuple):
     difference: Difference | None = None
 
 
-_Near = tuple[Difference, int]
+_NearTurn = tuple[Difference, int]
 """Why a request does not continue a turn, and the turn's number."""
 
 
@@ -171,24 +172,25 @@ class Recording:
         best, nearest = Match(None, 0), None
         open_ends: list[tuple[Turn | None, int, frozenset[str]]] = [(None, 0, NOTHING)]
         crowded: list[tuple[Turn | None, list[Beginning]]] = []
-        # Depth first: after a turn that the request follows, its children are compared with the messages from ``at``.
+        # Depth first: after a turn that the request follows, its children are compared with the messages from ``start``
+        # on. A turn that covers the whole request is compared as an entry, not as a child.
         while open_ends:
-            parent, at, tolerated = open_ends.pop()
+            parent, start, tolerated = open_ends.pop()
             siblings = self._entries if parent is None else parent.children
-            # Of many siblings only those are compared that the index finds: no other one can be continued.
+            # Of many siblings only those are compared that the index finds: no other can be continued.
             if len(siblings) > MAX_COMPARED_TURNS:
-                crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, at)))
+                crowded.append((parent, self._index.beginnings(key if parent is None else parent.number, sent, start)))
                 siblings = self._index.matching(crowded[-1][1])
             for turn in siblings:
-                if turn.from_start is not (parent is None):  # such a child is compared as an entry
+                if turn.from_start is not (parent is None):
                     continue
-                end, newly_tolerated, difference = self._compared(turn, key, sent, at)
+                end, newly_tolerated, difference = self._compared(turn, key, sent, start)
                 if difference is not None:
                     nearest = _nearer(nearest, (difference, turn.number))
                     continue
-                found = Match(turn, end, tolerated | newly_tolerated)
-                best = max(best, found, key=_depth)
-                open_ends.append((turn, end, found.tolerated))
+                match = Match(turn, end, tolerated | newly_tolerated)
+                best = max(best, match, key=_depth)
+                open_ends.append((turn, end, match.tolerated))
         # The siblings that were left out may be nearer. The places visited last are mostly deepest: a near turn there
         # ends the search in the others early.
         for parent, beginnings in reversed(crowded):
@@ -197,15 +199,16 @@ class Recording:
 
     def _nearest(
         self,
-        nearest: _Near | None,
+        nearest: _NearTurn | None,
         parent: Turn | None,
         key: bytes,
         sent: tuple[Fingerprint, ...],
         beginnings: Sequence[Beginning],
-    ) -> _Near | None:
+    ) -> _NearTurn | None:
         """Returns the nearest turn after ``parent`` that the request does not continue, unless ``nearest`` is
         nearer."""
-        at = beginnings[0].end
+        start = beginnings[0].end
+        # Groups of turns, nearest first, each with the ``_nearness`` that its turns can have at best.
         groups = [((one.end, True), self._index.sharing(one)) for one in reversed(beginnings) if one.end or parent]
         if parent is None:  # of the paths without a common beginning, one with equal second messages is the nearest
             keys = enumerate(message_key(self.matching, one) for one in sent[:2])
@@ -215,7 +218,7 @@ class Recording:
             if nearest is not None and _nearness(nearest) > (*best_possible, sys.maxsize):
                 break
             for turn in turns:
-                difference = self._compared(turn, key, sent, at).difference
+                difference = self._compared(turn, key, sent, start).difference
                 if difference is None:
                     continue
                 nearest = _nearer(nearest, (difference, turn.number))
@@ -223,13 +226,13 @@ class Recording:
                     break  # the other turns of this group are older, and no nearer
         return nearest
 
-    def _compared(self, turn: Turn, key: bytes, sent: tuple[Fingerprint, ...], at: int) -> Comparison:
-        found = compare(self.matching, turn.context, turn.reply, sent, at)
-        if turn.from_start and (turn.key != key or found.difference is not None):
-            return found._replace(difference=self._difference_of_root(turn, key, sent, found.difference))
-        return found
+    def _compared(self, turn: Turn, key: bytes, sent: tuple[Fingerprint, ...], start: int) -> Comparison:
+        compared = compare(self.matching, turn.context, turn.reply, sent, start)
+        if turn.from_start and (turn.key != key or compared.difference is not None):
+            return compared._replace(difference=self._difference_of_entry(turn, key, sent, compared.difference))
+        return compared
 
-    def _difference_of_root(
+    def _difference_of_entry(
         self, turn: Turn, key: bytes, sent: Sequence[Fingerprint], difference: Difference | None
     ) -> Difference:
         held = [*turn.context, turn.reply]
@@ -244,11 +247,11 @@ class Recording:
         best: tuple[int, int, Turn] | None = None
         open_ends = [(turn, 0, 0) for turn in self._roots]
         while open_ends:
-            turn, at, shown = open_ends.pop()
-            middle, end, images_end = at + len(turn.context_ids), at + turn.own_length, shown + len(turn.images)
-            if turn.is_unusable or end > len(ids) or tuple(images[shown:images_end]) != turn.images:
+            turn, start, images_start = open_ends.pop()
+            end, images_end = start + turn.own_length, images_start + len(turn.images)
+            if turn.is_unusable or end > len(ids) or tuple(images[images_start:images_end]) != turn.images:
                 continue
-            if ids[middle:end] != list(turn.sampled.output_ids) or ids[at:middle] != list(turn.context_ids):
+            if ids[start:end] != [*turn.context_ids, *turn.sampled.output_ids]:
                 continue
             if best is None or (end, turn.number) > best[:2]:
                 best = (end, turn.number, turn)
@@ -256,7 +259,7 @@ class Recording:
         return None if best is None else best[2]
 
     def add(self, turn: Turn) -> None:
-        """Records a turn after its parent, whose answer the client has then received; without a parent, as a new
+        """Records a turn after its parent, whose answer must have reached the client; without a parent, as a new
         root."""
         if turn.parent is not None and not turn.parent.sent:
             self.note_sent(turn.parent, sent=True)
@@ -270,8 +273,8 @@ class Recording:
         self.record_bytes += turn.record_bytes
 
     def note_sent(self, turn: Turn, *, sent: bool) -> None:
-        """Removes a turn that did not reach its client; adds it again once the answer to a repeated request reached the
-        client."""
+        """Notes whether a turn's answer reached the client. A turn whose answer did not is removed, unless another turn
+        continues it; it is added again once the answer to a repeated request reached the client."""
         is_held = turn in self._siblings(turn)
         if sent and not is_held:
             self.add(turn)
@@ -357,18 +360,18 @@ class Recording:
         In this order the packer makes one row per branch; a turn that several branches share is trained in the first of
         them.
         """
-        found: list[Generation] = []
+        ordered: list[Generation] = []
         held: list[int] = []
         images: list[str] = []
         depths: dict[Turn, tuple[int, int]] = {}
         for turn, parent in self._in_order():
-            at, shown = depths[parent] if parent is not None else (0, 0)
-            held = [*held[:at], *turn.context_ids]
-            images = [*images[:shown], *turn.images]
-            found.append(_generation(turn, held, tuple(images)))
-            held = [*held, *found[-1].output_ids]
+            num_ids, num_images = depths[parent] if parent is not None else (0, 0)
+            held = [*held[:num_ids], *turn.context_ids]
+            images = [*images[:num_images], *turn.images]
+            ordered.append(_generation(turn, held, tuple(images)))
+            held = [*held, *ordered[-1].output_ids]
             depths[turn] = len(held), len(images)
-        return found
+        return ordered
 
     def _in_order(self) -> Iterator[tuple[Turn, Turn | None]]:
         """Yields each turn with its parent, depth first, older children first."""
@@ -388,13 +391,13 @@ def _depth(match: Match) -> tuple[int, int, int]:
     return match.consumed, -len(match.tolerated), -1 if match.turn is None else match.turn.number
 
 
-def _nearness(found: _Near) -> tuple[int, bool, int]:
-    difference, number = found
+def _nearness(near: _NearTurn) -> tuple[int, bool, int]:
+    difference, number = near
     return difference.message, OTHER_CONVERSATION not in difference.differs, number
 
 
-def _nearer(nearest: _Near | None, found: _Near) -> _Near:
-    return found if nearest is None else max(found, nearest, key=_nearness)
+def _nearer(nearest: _NearTurn | None, other: _NearTurn) -> _NearTurn:
+    return other if nearest is None else max(other, nearest, key=_nearness)
 
 
 def _fork(turn: Turn) -> dict[str, Any]:

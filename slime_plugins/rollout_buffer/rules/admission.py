@@ -7,7 +7,7 @@ A group that begins now is trained within the bound if
   trainer's pace. While the trainer works off a backlog, slow groups are deferred in favour of quick groups
   (``should_defer``);
 * later groups do not overtake it: groups are delivered oldest first, and a poll waits for a group that the next step
-  would make too old, as long as no device becomes idle by it (``should_wait_for_slow_groups``).
+  would make too old, as long as this wait leaves no device idle (``should_wait_for_slow_groups``).
 
 No rule blocks a group forever: a waiting trainer is always served, an unknown pace blocks nothing, and a group that
 exceeds the bound whenever it begins is played anyway and handled as stale at delivery.
@@ -29,7 +29,7 @@ MIN_SAMPLES = 8
 MAX_VERSIONS = 9
 """The pace is the median over this many versions: one pause for an evaluation does not change it."""
 MAX_KEYS = 4096
-"""Number of instances and tasks whose durations are kept; first evicted is what got no new duration for longest."""
+"""Maximum number of instances and tasks with stored durations; that without a new duration for longest is evicted."""
 MAX_WAIT_IN_VERSIONS = 2.0
 """Longest wait of a trainer for slow groups, in typical durations of a version."""
 
@@ -74,21 +74,21 @@ class GroupsAhead:
 def pace_of(seen: Sequence[VersionSeen]) -> Pace:
     """Returns the trainer's pace from its versions, oldest first; unknown with fewer than two."""
     newest = list(seen)[-MAX_VERSIONS:]
-    steps = [(one, after, after.version - one.version) for one, after in pairwise(newest)]
-    steps = [(one, after, gap) for one, after, gap in steps if gap > 0]
+    steps = [(earlier, later, later.version - earlier.version) for earlier, later in pairwise(newest)]
+    steps = [(earlier, later, gap) for earlier, later, gap in steps if gap > 0]
     if not steps:
         return Pace()
     return Pace(
-        version_s=statistics.median(max(0.0, after.since - one.since) / gap for one, after, gap in steps),
-        step_s=statistics.median(max(0.0, after.since - one.last_taken_at) / gap for one, after, gap in steps),
-        groups_per_version=statistics.median(one.groups / gap for one, _, gap in steps),
+        version_s=statistics.median(max(0.0, later.since - earlier.since) / gap for earlier, later, gap in steps),
+        step_s=statistics.median(max(0.0, later.since - earlier.last_taken_at) / gap for earlier, later, gap in steps),
+        groups_per_version=statistics.median(earlier.groups / gap for earlier, _, gap in steps),
     )
 
 
 def version_at(seen: Sequence[VersionSeen], moment: float) -> int | None:
     """Returns the weight version at a moment; before the first poll, the first known version; None if there is none."""
-    began = [one.version for one in seen if one.since <= moment]
-    return began[-1] if began else (seen[0].version if seen else None)
+    begun = [one for one in seen if one.since <= moment] or seen[:1]
+    return begun[-1].version if begun else None
 
 
 def _groups_per_version(pace: Pace, ahead: GroupsAhead) -> float | None:
@@ -103,7 +103,7 @@ def _groups_per_version(pace: Pace, ahead: GroupsAhead) -> float | None:
 
 
 def room_for_groups(lag: int, pace: Pace, ahead: GroupsAhead) -> int | None:
-    """Returns how many groups may begin at once so that each is trained at most ``lag`` versions later.
+    """Returns how many groups may begin now so that each is trained at most ``lag`` versions later.
 
     None is unlimited: the number of groups per version is not known yet. Never 0 if the trainer waits and no group is
     ready or running.
@@ -121,7 +121,7 @@ def should_defer(lag: int, pace: Pace, ahead: GroupsAhead, expected_s: float | N
     """Returns True if a group should begin later, because it would be too old with the present backlog.
 
     With a smaller backlog the trainer publishes fewer versions while the group plays. A group that would be too old
-    even with an empty backlog is not deferred: to begin later does not help it.
+    even with an empty backlog is not deferred: it gains nothing by beginning later.
     """
     if expected_s is None or not pace.version_s or not pace.groups_per_version:
         return False
@@ -145,7 +145,7 @@ def should_wait_for_slow_groups(
     if not pace.version_s or pace.step_s is None or waited_s >= MAX_WAIT_IN_VERSIONS * pace.version_s:
         return False
     if ahead.taken >= (pace.groups_per_version or 0.0):
-        return False  # it has taken the groups of a step and asks for more: the pace is out of date
+        return False  # the trainer has taken the groups of a step and asks for more: the pace is out of date
     room = room_for_groups(lag, pace, ahead)
     per_version = pace.groups_per_version or 0.0
     return room is not None and room > per_version * min(1.0, pace.step_s / pace.version_s)

@@ -67,7 +67,7 @@ class CountedCause:
 NO_CAUSE = Cause(CauseCode.NONE, "")
 STALE = Cause(CauseCode.STALE, "stale (sampled by weights more than max_weight_version_lag versions old)")
 DAMAGED = Cause(CauseCode.DAMAGED, "damaged (too few of its members could be read when it was to be delivered)")
-IN_SKIP_LIST = Cause(CauseCode.SKIP_LIST, "in the skip list (the trainer had trained it before it started)")
+IN_SKIP_LIST = Cause(CauseCode.SKIP_LIST, "in the skip list (the trainer had consumed it in an earlier run)")
 CANCELLED = Cause(CauseCode.CANCELLED, "cancelled by request")
 SUPERSEDED = Cause(CauseCode.SUPERSEDED, "a fresh start took its id")
 IDLE = Cause(CauseCode.IDLE, "no trainer polls it; the next poll resumes it")
@@ -103,8 +103,9 @@ class Shortfall(Enum):
     NOT_WRITTEN = Cause(CauseCode.NOT_WRITTEN, "not written ({} before run_rollout returned)")
 
 
-def too_short(came: int, group_size: int, shortfall: Shortfall) -> Cause:
-    return Cause(shortfall.value.code, shortfall.value.message.format(f"{came} of {group_size} members came"))
+def too_short(count: int, group_size: int, shortfall: Shortfall) -> Cause:
+    """Returns the cause of a group that failed with ``count`` members, and not ``group_size``."""
+    return Cause(shortfall.value.code, shortfall.value.message.format(f"{count} of {group_size} members came"))
 
 
 def engine_away(refusal: str) -> Cause:

@@ -19,8 +19,8 @@ MIN_GAIN = 0.25
 MAX_COMPARED_RATIO = 0.8
 """Throughput is compared with an observation of at most this share of the episodes: closer numbers differ by chance."""
 OBSERVATION_SPACING = 1.1
-"""The numbers of episodes are divided into classes of this width, a factor; of each only the newest observation is
-stored."""
+"""Numbers of episodes are grouped into classes; the upper bound of a class is the lower bound times this factor. Only
+the newest observation of each class is stored."""
 MAX_OBSERVATION_AGE = 64
 """In steps: older observations are of other weights, tasks or engines, and must not lower the limit."""
 INITIAL_LIMIT = 16
@@ -54,7 +54,7 @@ class Bounds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """Averages since the limit last changed. None is unknown."""
+    """Averages over one measuring window. None is unknown."""
 
     playing: float
     """Episodes that ran, including those that waited for a device."""
@@ -126,8 +126,8 @@ def _remember(now: ConcurrencyState, load: Load) -> ConcurrencyState:
     if load.rate is None or load.playing < 1:
         return now
     step, of_class = now.steps + 1, _class_of(load.playing)
-    kept = [one for one in now.seen if step - one.step <= MAX_OBSERVATION_AGE and _class_of(one.playing) != of_class]
-    return replace(now, steps=step, seen=(*kept, Observation(step, load.playing, load.rate)))
+    others = [one for one in now.seen if step - one.step <= MAX_OBSERVATION_AGE and _class_of(one.playing) != of_class]
+    return replace(now, steps=step, seen=(*others, Observation(step, load.playing, load.rate)))
 
 
 def _class_of(playing: float) -> int:

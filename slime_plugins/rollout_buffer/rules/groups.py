@@ -24,9 +24,9 @@ from slime_plugins.rollout_buffer.types import GroupState
 
 RATIO_TOLERANCE = 1e-8
 GROUP_TIMEOUT_NOTE = (
-    "group_timeout_seconds is set: members that still play when their group times out are given up, mostly slow "
-    "ones: quick members are trained more often than they were submitted. Without it only an attempt has a limit "
-    "(attempt_timeout_seconds)"
+    "group_timeout_seconds is set: members that still play when their group times out are given up. They are mostly "
+    "slow, so quick members have a larger share of the trained members than of the submitted. Without it only an "
+    "attempt has a limit (attempt_timeout_seconds)"
 )
 """A note on jobs that the service plays with a group timeout, which biases the selection of members."""
 
@@ -51,7 +51,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupPolicy:
-    """The settings that judge a group. Ratios are fractions of ``group_size``; ``StartPayload`` defines them.
+    """The settings by which a group is judged. Ratios are fractions of ``group_size``; ``StartPayload`` defines them.
 
     ``min_valid_group_size_ratio`` has no effect with the default functions: ``judge_group`` asks ``is_valid_group``
     about full groups only.
@@ -129,12 +129,12 @@ def _pipeline(members: Members, policy: GroupPolicy, functions: GroupFunctions, 
         is_custom = functions.is_valid_group is not is_valid_group
         cause = causes.not_valid([one.reward for one in members], is_custom=is_custom)
         return Verdict(state=GroupState.FILTERED, cause=cause)
-    kept = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
-    if len(kept) < policy.at_least(policy.min_valid_item_size_ratio):
+    accepted = [member for member in members if _call("filter_item", functions.filter_item, member, policy)]
+    if len(accepted) < policy.at_least(policy.min_valid_item_size_ratio):
         is_custom = functions.filter_item is not filter_item
-        cause = causes.items_filtered(len(kept), policy.group_size, policy.reward_range, is_custom=is_custom)
+        cause = causes.items_filtered(len(accepted), policy.group_size, policy.reward_range, is_custom=is_custom)
         return Verdict(state=GroupState.FILTERED, cause=cause)
-    normalized = _call("normalize_group_data", functions.normalize_group_data, kept, policy)
+    normalized = _call("normalize_group_data", functions.normalize_group_data, accepted, policy)
     padded = _call("pad_group_data", functions.pad_group_data, normalized, policy)
     if len(padded) != policy.group_size:
         raise GeneratorError(f"pad_group_data returned {len(padded)} members for a group of {policy.group_size}")
@@ -175,11 +175,11 @@ def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
 
     ``raw_reward`` is the reward before normalization.
     """
-    kept = [replace(one, raw_reward=one.reward if one.raw_reward is None else one.raw_reward) for one in members]
+    members = [replace(one, raw_reward=one.reward if one.raw_reward is None else one.raw_reward) for one in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:
-        return kept
-    scores = z_scores([_required_reward(member) for member in kept])
-    return [replace(member, reward=score) for member, score in zip(kept, scores, strict=True)]
+        return members
+    scores = z_scores([_required_reward(member) for member in members])
+    return [replace(member, reward=score) for member, score in zip(members, scores, strict=True)]
 
 
 def pad_group_data(members: Members, policy: GroupPolicy) -> Members:
@@ -210,14 +210,14 @@ def _dummy_member(sibling: Member, ordinal: int) -> Member:
     return Member(
         uid=f"{sibling.uid}+dummy{ordinal}",
         instance_id=sibling.instance_id,
-        slot=-1 - ordinal,
+        slot=-1 - ordinal,  # no place in the group, and another for each dummy
         reward=None,
         remove_sample=True,
     )
 
 
 def _required_reward(member: Member) -> float:
-    """Raises ``GeneratorError`` for a missing reward: it is not zero, and the group cannot be judged."""
+    """Returns the reward; raises ``GeneratorError`` if there is none, since a missing reward must not count as 0."""
     if member.reward is None:
         raise GeneratorError(f"trajectory {member.uid} has no reward")
     return member.reward

@@ -17,9 +17,9 @@ MAX_EXTRA_SHARE = 0.2
 class PromptCounts:
     """Turns by the result of the prompt check. The names are those of the columns of ``prompt_sums``.
 
-    ``untrained`` turns, whose prompt is unknown, are counted in another field as well. ``forked`` counts the additional
-    rows that differing prompts made necessary, ``extra_tokens`` the tokens that these rows repeat, and ``row_tokens``
-    the tokens of all rows.
+    ``untrained`` turns are also counted as equal, differing or unknown. ``forked`` counts the additional rows that
+    differing prompts made necessary, ``extra_tokens`` the tokens that these rows repeat, and ``row_tokens`` the tokens
+    of all rows.
     """
 
     equal: int = 0

@@ -40,28 +40,28 @@ def mean(values: Sequence[float]) -> float:
 
 def z_scores(rewards: Sequence[float]) -> list[float]:
     """Returns (reward - mean) / (population standard deviation + 1e-8) of each reward; all 0 for equal rewards."""
-    middle, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+    group_mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
     if deviation == 0.0:
         return [0.0] * len(rewards)
-    return [(reward - middle) / (deviation + Z_SCORE_EPSILON) for reward in rewards]
+    return [(reward - group_mean) / (deviation + Z_SCORE_EPSILON) for reward in rewards]
 
 
 def group_baseline(returns: Sequence[Sequence[float]], *, by_std: bool = True) -> tuple[float, float]:
-    """Returns what to subtract from a group's returns and what to multiply them by, for advantages as in GRPO.
+    """Returns what to subtract from a group's returns, and the factor for the differences, for advantages as in GRPO.
 
     ``returns`` has the returns of each trajectory's turns; a trajectory of one reward is one turn. The result is (mean,
     0), so that nothing has an advantage, if the returns do not differ or are of fewer than two trajectories. The
     standard deviation is that of a sample (n - 1); with ``by_std`` False nothing is divided by it.
     """
-    played = [list(turns) for turns in returns if turns]
-    middle = mean([mean(turns) for turns in played])
-    every = [one for turns in played for one in turns]
-    if len(played) < 2 or max(every) == min(every):
-        return middle, 0.0
+    trajectories = [list(turns) for turns in returns if turns]
+    group_mean = mean([mean(turns) for turns in trajectories])
+    all_returns = [one for turns in trajectories for one in turns]
+    if len(trajectories) < 2 or max(all_returns) == min(all_returns):
+        return group_mean, 0.0
     if not by_std:
-        return middle, 1.0
-    spread = math.fsum(mean([(one - middle) ** 2 for one in turns]) for turns in played)
-    return middle, 1.0 / (math.sqrt(spread / (len(played) - 1)) + STD_EPSILON)
+        return group_mean, 1.0
+    squares = math.fsum(mean([(one - group_mean) ** 2 for one in turns]) for turns in trajectories)
+    return group_mean, 1.0 / (math.sqrt(squares / (len(trajectories) - 1)) + STD_EPSILON)
 
 
 def token_returns(

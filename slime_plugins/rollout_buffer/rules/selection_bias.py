@@ -21,6 +21,7 @@ from slime_plugins.rollout_buffer.rules.trajectory_stats import mean_of_known
 MIN_MEMBERS = 16
 """Minimum number of members, or of groups for a test over groups."""
 MIN_LOST = 5
+"""Minimum number of lost groups, or of missing members."""
 SIGNIFICANT = 0.01
 MAX_MISSING_SHARE = 0.1
 """A larger share of missing members is reported even if the test is not significant."""
@@ -89,11 +90,11 @@ class BiasRow:
     by: str
     """`duration`, `length` (sampled tokens), `turns`, `reward`, `success` or `task`."""
     name: str
-    """Name within its kind."""
+    """The category's name, such as `slowest quarter`."""
     submitted: int
-    """Members of groups that are over."""
+    """Members of closed groups."""
     trained: int
-    """Those that were handed out."""
+    """Those that were delivered."""
     filtered: int
     """Those that were filtered for their rewards, or their group's."""
     given_up: int
@@ -170,10 +171,10 @@ def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
         return {}
     kinds = _kinds(members)
     measures = {name: _distance(members, trained, kind) for name, kind in kinds.items()}
-    quarter_of = kinds["duration"]
-    slowest = [sum(quarter_of(one) == QUARTERS[-1] for one in these) / len(these) for these in (trained, members)]
-    if slowest[1]:
-        measures["slowest"] = slowest[0] / slowest[1]
+    quarter = kinds["duration"]
+    slow_trained, slow = (sum(quarter(one) == QUARTERS[-1] for one in some) / len(some) for some in (trained, members))
+    if slow:
+        measures["slowest"] = slow_trained / slow
     measures["given_up"], measures["failed"] = (_count(members, one) / len(members) for one in MISSING)
     measures["dummies"] = sum(member.dummy for member in members) / len(members)
     of_trained, of_known = (mean_of_known(member.reward for member in some) for some in (trained, members))
@@ -214,10 +215,10 @@ def slow_loss(groups: Sequence[FinishedGroup]) -> SlowLoss | None:
     if p_value >= SIGNIFICANT:
         return None
     edge = sorted(lost + trained)[3 * (len(lost) + len(trained)) // 4]
-    slow = [sum(seconds >= edge for seconds in these) for these in (trained, lost)]
+    slow_trained, slow_lost = (sum(seconds >= edge for seconds in some) for some in (trained, lost))
     return SlowLoss(
         lost=len(lost),
-        trained_share_of_slowest=slow[0] / (slow[0] + slow[1]),
+        trained_share_of_slowest=slow_trained / (slow_trained + slow_lost),
         trained_share=len(trained) / (len(lost) + len(trained)),
         p_value=p_value,
     )
@@ -275,18 +276,20 @@ def _quarter(
 
     def name(member: FinishedMember) -> str | None:
         value = value_of(member)
-        return _unknown(member) if value is None else names[bisect.bisect_right(edges, value)]
+        return _name_without_value(member) if value is None else names[bisect.bisect_right(edges, value)]
 
     return name
 
 
 def _success(member: FinishedMember) -> str | None:
     if member.success is None:
-        return _unknown(member)
-    return SOLVED[0] if member.success <= 0 else SOLVED[2] if member.success >= 1 else SOLVED[1]
+        return _name_without_value(member)
+    if member.success <= 0:
+        return SOLVED[0]
+    return SOLVED[2] if member.success >= 1 else SOLVED[1]
 
 
-def _unknown(member: FinishedMember) -> str | None:
+def _name_without_value(member: FinishedMember) -> str | None:
     return NEVER_CAME if member.outcome in MISSING else None
 
 
@@ -304,10 +307,10 @@ def _rows(by: str, members: Sequence[FinishedMember], name_of: NameOf, names: Se
         )
         for name in names
     ]
-    found = [row for row in rows if row.submitted]
-    return [] if [row.name for row in found] == [NEVER_CAME] else found
+    rows = [row for row in rows if row.submitted]
+    return [] if [row.name for row in rows] == [NEVER_CAME] else rows
 
 
 def _distance(members: Sequence[FinishedMember], trained: Sequence[FinishedMember], name_of: NameOf) -> float:
-    all_of, of_trained = Counter(map(name_of, members)), Counter(map(name_of, trained))
-    return sum(abs(all_of[name] / len(members) - of_trained[name] / len(trained)) for name in all_of) / 2
+    counts, trained_counts = Counter(map(name_of, members)), Counter(map(name_of, trained))
+    return sum(abs(counts[name] / len(members) - trained_counts[name] / len(trained)) for name in counts) / 2

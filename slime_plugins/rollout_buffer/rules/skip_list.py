@@ -1,4 +1,4 @@
-"""Pure: compares the stored groups of a job with the skip list of a resuming trainer, which names what it consumed."""
+"""Pure: compares a job's stored groups with the skip list of a resuming trainer: an instance id per consumed group."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Resumption:
 
 
 def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iterable[str]) -> Resumption:
-    """Compares the delivered groups with the skip list.
+    """Compares the groups of a job with the skip list.
 
     Each entry is matched with one group, in the order in which the trainer can have collected them: groups skipped
     before, then deliveries in order (including filtered and failed groups that they reported), then undelivered groups,
@@ -59,19 +59,19 @@ def compare_with_skip_list(groups: Sequence[KnownGroup], skip_instance_ids: Iter
 
     skipped_before = (group for group in groups if group.state is GroupState.SKIPPED)
     not_skipped = [group.key for group in skipped_before if not use_entry(group) and group.by_skip_list]
-    gone_out = [group for group in groups if group.delivery_key is not None]
-    gone_out.sort(key=lambda group: (group.delivery_key or 0, group.key))
-    unused = [group for group in gone_out if group.state is not GroupState.SKIPPED and not use_entry(group)]
-    not_consumed = {group.key for group in unused}
-    came_back = [group.key for group in gone_out if group.state is GroupState.READY]
-    to_come = (group for group in groups if group.state in (GroupState.OPEN, GroupState.READY))
-    skipped = [group.key for group in to_come if group.delivery_key is None and use_entry(group)]
-    handed_out = (GroupState.LEASED, GroupState.DELIVERED, GroupState.READY)
+    in_deliveries = [group for group in groups if group.delivery_key is not None]
+    in_deliveries.sort(key=lambda group: (group.delivery_key or 0, group.key))
+    not_named = [group for group in in_deliveries if group.state is not GroupState.SKIPPED and not use_entry(group)]
+    not_consumed = {group.key for group in not_named}
+    expired = [group.key for group in in_deliveries if group.state is GroupState.READY]
+    waiting = (group for group in groups if group.state in (GroupState.OPEN, GroupState.READY))
+    skipped = [group.key for group in waiting if group.delivery_key is None and use_entry(group)]
+    delivered = (GroupState.LEASED, GroupState.DELIVERED, GroupState.READY)
     return Resumption(
-        ready_again=[group.key for group in unused if group.state in handed_out],
-        reported_again=[group.key for group in unused if group.state in (GroupState.FILTERED, GroupState.FAILED)],
+        ready_again=[group.key for group in not_named if group.state in delivered],
+        reported_again=[group.key for group in not_named if group.state in (GroupState.FILTERED, GroupState.FAILED)],
         skipped=skipped,
-        consumed=[key for key in came_back if key not in not_consumed],
+        consumed=[key for key in expired if key not in not_consumed],
         not_skipped=not_skipped,
         not_used=+to_skip,
     )

@@ -13,6 +13,7 @@ from enum import StrEnum
 from slime_plugins.rollout_buffer.rules.admission import VersionSeen, version_at
 
 MAX_EPISODES = 32
+"""Number of newest episodes that are examined."""
 MIN_EPISODES = 12
 MIN_GROUPS = 4
 """Episodes of fewer instances are no evidence."""

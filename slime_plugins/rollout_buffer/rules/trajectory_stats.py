@@ -39,8 +39,8 @@ def facts_of(
     extra_info: Mapping[str, Any], timings_s: Mapping[str, Any], generations: Sequence[Generation]
 ) -> EpisodeFacts:
     """Computes the statistics; a missing or invalid value is None."""
-    held = [value for phase, value in timings_s.items() if phase not in WAITING]
-    phases = [seconds for value in held if (seconds := _at_least_zero(value)) is not None]
+    played = [value for phase, value in timings_s.items() if phase not in WAITING]
+    phases = [seconds for value in played if (seconds := _at_least_zero(value)) is not None]
     return EpisodeFacts(
         success=_success(extra_info),
         turns=_turns(extra_info, generations),
@@ -59,9 +59,9 @@ def forks_of(extra_info: Mapping[str, Any]) -> int:
 
 def _success(extra_info: Mapping[str, Any]) -> float | None:
     breakdown = extra_info.get("reward_breakdown")
-    exact = breakdown.get("success") if isinstance(breakdown, Mapping) else None
+    from_breakdown = breakdown.get("success") if isinstance(breakdown, Mapping) else None
     reported = extra_info.get("success")
-    for value in (exact, float(reported) if isinstance(reported, bool) else reported):
+    for value in (from_breakdown, float(reported) if isinstance(reported, bool) else reported):
         number = _at_least_zero(value)
         if number is not None and number <= 1:
             return number

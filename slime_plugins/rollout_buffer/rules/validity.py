@@ -17,7 +17,7 @@ MAX_VOCABULARY: Final = 2**24
 ROUNDING: Final = 1e-3
 """A log-prob computed in half precision may exceed 0 by this much."""
 LOWEST_LOG_PROB: Final = -3.0e38
-"""A smaller number is infinite in float32. ``wire.checks`` has the same two bounds for log-probs in written items."""
+"""Slightly above the lowest float32 (-3.4e38), below which a number is infinite for trainers."""
 
 
 def as_reward(value: Any) -> float:
@@ -56,11 +56,10 @@ def as_turn_rewards(value: Any, turns: int) -> tuple[float, ...] | None:
 
 
 def as_token_rewards(value: Any, lengths: Sequence[int | None]) -> tuple[tuple[float, ...] | None, ...] | None:
-    """Returns the additional rewards of the sampled tokens of each trained turn. A turn without any is None.
+    """Returns the additional rewards of the sampled tokens of each trained turn; None for a turn without any, and
+    None as the whole result if ``value`` is None.
 
-    If ``value`` is None, so is the result.
-
-    ``lengths`` has the sampled tokens of each trained turn, None where they are not known.
+    ``lengths`` has the number of sampled tokens of each trained turn, None where it is not known.
 
     Raises:
         ValueError: as ``as_turn_rewards``; or the rewards of a turn are not one number for each token.

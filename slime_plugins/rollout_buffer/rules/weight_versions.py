@@ -57,13 +57,13 @@ def origin_of(version: int, known: KnownVersions, *, attempt_began_at: float | N
     """Returns the run that a version belongs to; ``attempt_began_at`` is None if unknown.
 
     Without that time, a version near the end of the earlier run, and far ahead of the present one, is attributed to the
-    earlier run. If that is wrong, no group is dropped as stale for it.
+    earlier run. If that is wrong, it makes no group stale.
     """
     if attempt_began_at is not None and known.began_at is not None and attempt_began_at < known.began_at:
         return VersionOrigin.OF_AN_EARLIER_RUN
-    near = 1 if known.newest is None else known.newest + MAX_STRAGGLER_DISTANCE
+    near_limit = 1 if known.newest is None else known.newest + MAX_STRAGGLER_DISTANCE
     before = known.newest_before
-    if before is not None and near < version <= before and version >= before - MAX_STRAGGLER_DISTANCE:
+    if before is not None and near_limit < version <= before and version >= before - MAX_STRAGGLER_DISTANCE:
         return VersionOrigin.OF_AN_EARLIER_RUN
     limit = MAX_FIRST_VERSION if known.newest is None else known.newest + MAX_STEP
     return VersionOrigin.OUTLIER if version > limit else VersionOrigin.OF_THIS_RUN

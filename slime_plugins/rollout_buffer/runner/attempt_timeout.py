@@ -18,13 +18,14 @@ from slime_plugins.rollout_buffer.rules.trajectory_stats import WAITING
 
 STOP_TIMEOUT_S = 20.0
 MIN_CHECK_S = 0.5
+"""Shortest interval between two checks of the limit."""
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
 class AttemptTimeout:
-    """A tracer that adds up the seconds of an attempt's phases and cancels the attempt at its limit."""
+    """A tracer that measures an attempt without its waits for a device, and cancels the attempt at its limit."""
 
     def __init__(self, limit_s: float | None, tracer: Tracer) -> None:
         """If ``limit_s`` is None, there is no limit. Spans are passed on to ``tracer``."""
@@ -61,10 +62,10 @@ class AttemptTimeout:
         while not task.done():
             left_s = self._left_s()
             if left_s is not None and left_s <= 0:
-                limit = f"the attempt took longer than attempt_timeout_seconds ({self._limit_s:g} s) and was cancelled"
+                reason = f"the attempt took longer than attempt_timeout_seconds ({self._limit_s:g} s) and was cancelled"
                 if not await end_task(task):
-                    limit += "; it ignores the cancellation and still holds its device and memory"
-                raise AttemptTimeoutError(limit)
+                    reason += "; it ignores the cancellation and still holds its device and memory"
+                raise AttemptTimeoutError(reason)
             await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_CHECK_S))
 
     def _left_s(self) -> float | None:
@@ -85,5 +86,6 @@ async def end_task(task: asyncio.Task[Any]) -> bool:
     await asyncio.wait({task}, timeout=STOP_TIMEOUT_S)
     if not task.done():
         logger.error("a task of the generator ignores its cancellation and is abandoned: %r", task)
+        # Reads the late exception, which asyncio would otherwise log as never retrieved.
         task.add_done_callback(lambda late: late.cancelled() or late.exception())
     return task.done()

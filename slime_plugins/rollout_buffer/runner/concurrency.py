@@ -39,7 +39,7 @@ class ConcurrencyLimiter:
         return self._limit
 
     def set_limit(self, limit: int) -> None:
-        """Changes the limit; while there are more holders than the limit, nobody acquires it."""
+        """Changes the limit. Holders beyond a lower limit stay; nobody acquires until fewer than the limit are left."""
         self._limit = limit
         self._changed.set()
 
@@ -70,10 +70,10 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Window:
-    """Samples of a measuring window."""
+    """Sums over the samples of a measuring window; ``loads`` is the number of samples with an engine's load."""
 
     began: float
-    counted: _Totals
+    totals_before: _Totals
     samples: int = 0
     playing: int = 0
     running: int = 0
@@ -104,8 +104,9 @@ class ConcurrencyController:
     """Changes the limit by ``rules.concurrency``, one step per measuring window.
 
     A window ends when at least ``MIN_TURNS`` turns, and as many as there are episodes, have returned. The first window
-    after a change is discarded: its turns began before the change. A queue in the engine shortens the window to
-    ``MIN_WINDOW_S``. While the engine is unreachable or updates its weights, nothing is measured.
+    after a change is discarded: its turns began before the change. A window that shows a queue in the engine, too few
+    devices, or no waiting episode ends after ``MIN_WINDOW_S``. While the engine is unreachable or updates its weights,
+    nothing is measured.
     """
 
     def __init__(
@@ -150,8 +151,8 @@ class ConcurrencyController:
             self._is_steady, self._window = False, self._new_window()
         else:
             self._window.add(self._limiter.taken, self._limiter.waiting > 0, load)
-            if (seen := self._measured_load()) is not None:
-                self._step(seen)
+            if (mean := self._measured_load()) is not None:
+                self._step(mean)
         if self._clock() - self._kept_at >= CONCURRENCY.beats_every_s:
             self._kept_at = self._clock()
             await self._keep(self._state, load)
@@ -160,40 +161,40 @@ class ConcurrencyController:
         """Returns the load of the window; None before its end."""
         if self._clock() - self._window.began < MIN_WINDOW_S:
             return None
-        seen = self._with_devices(self._window.load())
-        if adjust(self._state, seen, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
-            return seen
-        counted, before = self._totals(), self._window.counted
-        turns = counted.turns - before.turns
-        returned = max(turns, counted.episodes - before.episodes)
+        mean = self._with_devices(self._window.load())
+        if adjust(self._state, mean, self._bounds).reason in (Reason.ENGINE_QUEUES, Reason.DEVICES, Reason.NOT_USED):
+            return mean
+        totals, before = self._totals(), self._window.totals_before
+        turns = totals.turns - before.turns
+        returned = max(turns, totals.episodes - before.episodes)
         if not self._is_steady:
-            if returned >= seen.playing:
+            if returned >= mean.playing:
                 self._is_steady, self._window = True, self._new_window()
             return None
-        if returned < max(seen.playing, MIN_TURNS if turns else MIN_EPISODES):
+        if returned < max(mean.playing, MIN_TURNS if turns else MIN_EPISODES):
             return None
-        work = counted.tokens - before.tokens if turns else counted.episodes - before.episodes
-        return replace(seen, rate=work / (self._clock() - self._window.began))
+        work = totals.tokens - before.tokens if turns else totals.episodes - before.episodes
+        return replace(mean, rate=work / (self._clock() - self._window.began))
 
-    def _step(self, seen: Load) -> None:
+    def _step(self, mean: Load) -> None:
         before = self._state
-        self._state = adjust(before, seen, self._bounds)
+        self._state = adjust(before, mean, self._bounds)
         if self._state.limit != before.limit:
             self._is_steady = False
             self._limiter.set_limit(self._state.limit)
             logger.info("concurrency limit %d, was %d: %s", self._state.limit, before.limit, self._state.reason)
         self._window = self._new_window()
 
-    def _with_devices(self, seen: Load) -> Load:
+    def _with_devices(self, load: Load) -> Load:
         report = self._devices()
         if not report:
-            return seen
+            return load
         states = Counter(str(device["state"]) for device in report["devices"])
         waiting = sum(report.get("episodes_waiting", {}).values())
-        return replace(seen, devices_free=states["ready"], devices_waited_for=float(waiting))
+        return replace(load, devices_free=states["ready"], devices_waited_for=float(waiting))
 
     def _totals(self) -> _Totals:
         return _Totals(turns=self._engine.turns, tokens=self._engine.tokens, episodes=self._episodes)
 
     def _new_window(self) -> _Window:
-        return _Window(began=self._clock(), counted=self._totals())
+        return _Window(began=self._clock(), totals_before=self._totals())

@@ -30,7 +30,7 @@ class DeviceWatch:
         self._last: dict[str, Mapping[str, Any]] = {}
         self._since_summary_s = SUMMARY_INTERVAL_S
         self.newest: Mapping[str, Any] = {}
-        """The latest report; {} before the first."""
+        """The latest report of devices that answered; {} before the first."""
 
     async def watch(self) -> None:
         """Reports until cancelled; returns at once if the generator has no devices."""

@@ -42,10 +42,11 @@ class EngineWatch:
     async def complaint_of_prompts(self) -> str:
         """Waits for the engine, then returns why it does not run prompts exactly as sent; empty if it does.
 
-        A start with ``exact_prompts: require`` is refused where the engine cannot be probed, for which this would wait.
+        For an engine that can never be probed it would wait forever: a start with ``exact_prompts: require`` is refused
+        for such an engine.
         """
         while (fidelity := await self._engine.probe_prompts()) is None:
-            await self._engine.answers()  # an engine that does not answer is away, for which the breaker pauses the job
+            await self._engine.answers()  # if it does not answer, the breaker pauses the job
             await asyncio.sleep(self._job.watch_interval_s)
         return fidelity.complaint
 

@@ -52,7 +52,7 @@ class _StoppedError(Exception):
     """The job is drained with ``stop``: the attempt is discarded."""
 
 
-class _Tried(Enum):
+class _AttemptResult(Enum):
     """What an attempt means for its slot."""
 
     DONE = auto()  # the slot needs no further attempt
@@ -69,7 +69,8 @@ class _RunningGroup:
     given_up_slots: int
     """Slots that used up their attempts."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    waiting_to_begin: int = 0
+    waiting_slots: int = 0
+    """Slots that wait for the concurrency limit."""
 
 
 @dataclass(slots=True)
@@ -90,7 +91,8 @@ class _FailureStreak:
         self.code, self.count, self.instances = "", 0, set()
 
     def reaches(self, limit: int) -> bool:
-        """Returns True after ``limit`` failures of at least two instances: one instance may be broken in itself."""
+        """Returns True after ``limit`` failures of at least two instances: one instance may be broken in itself.
+        If ``limit`` is 0, never."""
         return 0 < limit <= self.count and len(self.instances) > 1
 
 
@@ -151,7 +153,7 @@ class EpisodeRunner:
         filled = {slot for slot, (is_filled, _) in progress.items() if is_filled}
         used_up = {slot for slot, (_, failures) in progress.items() if failures >= self._job.settings.max_attempts}
         open_slots = [slot for slot in range(self._job.record.group_size) if slot not in filled | used_up]
-        group = _RunningGroup(record, len(open_slots), len(used_up - filled), waiting_to_begin=len(open_slots))
+        group = _RunningGroup(record, len(open_slots), len(used_up - filled), waiting_slots=len(open_slots))
         self._groups[record.key] = group
         if not open_slots:
             await self._close_group(group)
@@ -166,46 +168,47 @@ class EpisodeRunner:
 
     async def _fill(self, group: _RunningGroup, slot: int, failures: int, instance: Instance) -> None:
         """Plays attempts at one slot until one returns a trajectory or the slot is given up."""
-        group.waiting_to_begin -= 1
+        group.waiting_slots -= 1
         try:
             while failures < self._job.settings.max_attempts:
                 await self._job.may_play.wait()
-                tried = await self._attempt(group, slot, instance)
-                if tried is _Tried.DONE:
+                result = await self._attempt(group, slot, instance)
+                if result is _AttemptResult.DONE:
                     break
-                failures += tried is _Tried.FAILED
+                failures += result is _AttemptResult.FAILED
                 await asyncio.sleep(_retry_delay(failures) if failures < self._job.settings.max_attempts else 0)
         except asyncio.CancelledError:
             if group.record.key in self._groups:
                 raise
-            return  # the group timed out and was closed without this slot
+            return  # the group was closed without this slot: it timed out or was hopeless
         group.unfinished_slots -= 1
         group.given_up_slots += failures >= self._job.settings.max_attempts
-        if group.record.key in self._groups and (group.unfinished_slots == 0 or self._is_unrecoverable(group)):
+        if group.record.key in self._groups and (group.unfinished_slots == 0 or self._is_hopeless(group)):
             await self._close_group(group)
             for other in group.tasks - {asyncio.current_task()}:
                 other.cancel()
 
-    def _is_unrecoverable(self, group: _RunningGroup) -> bool:
-        """Returns True if no result of the other slots can make the group deliverable (see ``judge_group``)."""
+    def _is_hopeless(self, group: _RunningGroup) -> bool:
+        """Returns True if the job stops hopeless groups, and no result of the other slots can make this one
+        deliverable (see ``judge_group``)."""
         if not self._job.settings.stop_hopeless_groups or self._job.settings.evaluation:
             return False
         return not self._job.policy.accepts_short(self._job.record.group_size - group.given_up_slots)
 
-    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _Tried:
+    async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _AttemptResult:
         record = group.record
         try:
             number = await self._job.stored(self._job.buffer.begin_attempt, self._job.fence, record, slot)
         except JobPausedError:  # paused since the last refresh of the job
             self._job.may_play.clear()
-            return _Tried.NOT_COUNTED
+            return _AttemptResult.NOT_COUNTED
         if number is None:
-            return _Tried.DONE
+            return _AttemptResult.DONE
         request = self._episode_request(record, slot, number, instance)
         with _log_fields_of(record, request):
             return await self._play(group, request)
 
-    async def _play(self, group: _RunningGroup, request: EpisodeRequest) -> _Tried:
+    async def _play(self, group: _RunningGroup, request: EpisodeRequest) -> _AttemptResult:
         """Plays an attempt that has begun and stores its result."""
         record, slot, number = group.record, request.slot, request.attempt
         began = asyncio.get_running_loop().time()
@@ -219,8 +222,8 @@ class EpisodeRunner:
         except FencedError:
             raise
         except _StoppedError:
-            await self._give_up(record, slot, number, _STOPPED)
-            return _Tried.NOT_COUNTED
+            await self._store_failure(record, slot, number, _STOPPED)
+            return _AttemptResult.NOT_COUNTED
         except EpisodeError as error:
             away = isinstance(error, EngineAwayError)
             if isinstance(error, EngineError):
@@ -228,10 +231,10 @@ class EpisodeRunner:
             failure = AttemptFailure(
                 code=error.code, message=error.message, given_up=away, transcript=request.transcript
             )
-            await self._give_up(record, slot, number, failure)
-            return _Tried.NOT_COUNTED if away else _Tried.FAILED
+            await self._store_failure(record, slot, number, failure)
+            return _AttemptResult.NOT_COUNTED if away else _AttemptResult.FAILED
         except asyncio.CancelledError:
-            await asyncio.shield(self._give_up(record, slot, number, _STOPPED))
+            await asyncio.shield(self._store_failure(record, slot, number, _STOPPED))
             raise
         except Exception as error:
             # An error of the generator fails this attempt only.
@@ -240,14 +243,14 @@ class EpisodeRunner:
             failure = AttemptFailure(
                 code=GeneratorError.code, message=reason, transcript=request.transcript, traceback=own
             )
-            await self._give_up(record, slot, number, failure)
-            return _Tried.FAILED
+            await self._store_failure(record, slot, number, failure)
+            return _AttemptResult.FAILED
         self._admission.episode_took(request.instance, asyncio.get_running_loop().time() - began)
         if self._controller is not None:
             self._controller.episode_ended()
         self._streak.end()
         self._engine.breaker.succeeded()
-        return _Tried.DONE
+        return _AttemptResult.DONE
 
     async def _played(self, request: EpisodeRequest) -> Trajectory:
         """Plays the episode in a task of its own, so that it can be cancelled without cancelling the slot.
@@ -274,7 +277,7 @@ class EpisodeRunner:
         return EpisodeRequest(
             uid=record.attempt_uid(slot, attempt),
             job_id=self._job.record.job_id,
-            instance=copy.deepcopy(instance),  # so that its siblings do not see what play() changes in it
+            instance=copy.deepcopy(instance),  # so that the group's other slots do not see what play() changes in it
             epoch=record.epoch,
             slot=slot,
             attempt=attempt,
@@ -289,22 +292,21 @@ class EpisodeRunner:
         params, seed = self._job.settings.sampling(), self._job.settings.sampling_seed
         if seed is None:
             return params
-        named = f"{seed}/{record.epoch}/{record.instance_id}/{slot}"
-        slot_seed = int.from_bytes(hashlib.sha256(named.encode()).digest()[:4], "big") >> 1  # 31 bits fit any engine
+        text = f"{seed}/{record.epoch}/{record.instance_id}/{slot}"
+        slot_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1  # 31 bits fit any engine
         return replace(params, extra={**params.extra, "sampling_seed": slot_seed})
 
-    async def _give_up(self, record: GroupRecord, slot: int, attempt: int, failure: AttemptFailure) -> None:
+    async def _store_failure(self, record: GroupRecord, slot: int, attempt: int, failure: AttemptFailure) -> None:
         if not failure.given_up:
-            job_id, instance_id = self._job.record.job_id, record.instance_id
-            details = (job_id, slot, instance_id, attempt, failure.code, failure.message)
+            details = (self._job.record.job_id, slot, record.instance_id, attempt, failure.code, failure.message)
             logger.warning("job %s: slot %d of %s, attempt %d: %s: %s", *details)
         await self._job.stored(self._job.buffer.fail_attempt, self._job.fence, record, slot, attempt, failure)
         if not failure.given_up:
             await self._stop_when_all_fail(failure.code, record.instance_id)
 
     async def _has_evaluation_results(self) -> bool:
-        """Returns True for an evaluation that has results: it is not failed, and reports the tasks that could not be
-        played."""
+        """Returns True for an evaluation that has results. Such a job is not failed: it reports the tasks that could
+        not be played."""
         if not self._job.settings.evaluation:
             return False
         return await self._job.stored(self._job.buffer.count_trajectories, self._job.key) > 0
@@ -337,14 +339,14 @@ class EpisodeRunner:
             return
         for record in await self._job.stored(self._job.buffer.timed_out_groups, self._job.record):
             group = self._groups.get(record.key)
-            if group is not None and not group.waiting_to_begin:
+            if group is not None and not group.waiting_slots:
                 await self._close_group(group, Shortfall.TIMED_OUT)
                 for task in group.tasks:
                     task.cancel()
 
 
 async def _without_exit(generator: Generator, request: EpisodeRequest) -> Trajectory:
-    """Plays; turns an exit into an error, because it would end the runner: a program that a model wrote may exit."""
+    """Plays the episode. An exit, as of a program that a model wrote, becomes an error: it would end the runner."""
     try:
         return await generator.play(request)
     except (SystemExit, KeyboardInterrupt) as error:
@@ -352,7 +354,7 @@ async def _without_exit(generator: Generator, request: EpisodeRequest) -> Trajec
 
 
 def _log_fields_of(record: GroupRecord, request: EpisodeRequest) -> contextlib.AbstractContextManager[None]:
-    """Adds job, group and episode to each log line of the block."""
+    """Adds group and attempt to each log line of the block."""
     return log_fields(
         group=record.key, instance=record.instance_id, uid=request.uid, slot=request.slot, attempt=request.attempt
     )
@@ -370,7 +372,12 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
 
 
 def _checked(trajectory: Trajectory, request: EpisodeRequest) -> Trajectory:
-    """Returns the checked trajectory, with its rewards as floats: rewards of NumPy's types cannot be stored."""
+    """Returns the checked trajectory, with its rewards as floats: rewards of NumPy's types cannot be stored.
+
+    Raises:
+        EpisodeError: the episode was aborted.
+        GeneratorError: the rewards or messages are invalid, or the trajectory is not that of the request.
+    """
     if trajectory.outcome is Outcome.ABORTED:
         raise EpisodeError("the episode was aborted from outside: its reward is unknown, not 0")
     rewards = {"reward": trajectory.reward}
@@ -392,10 +399,10 @@ def _checked(trajectory: Trajectory, request: EpisodeRequest) -> Trajectory:
         raise GeneratorError(f"play() returned rewards that do not fit its turns: {error.message}") from error
     if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
         raise GeneratorError(
-            f"play() returned a trajectory under {trajectory.uid}/{trajectory.instance_id}, "
-            f"asked for {request.uid}/{request.instance.instance_id}"
+            f"play() returned a trajectory with uid/instance_id {trajectory.uid}/{trajectory.instance_id}, "
+            f"but its request has {request.uid}/{request.instance.instance_id}"
         )
-    return replace(trajectory, **rewards)  # type: ignore[arg-type]  # two of its numbers
+    return replace(trajectory, **rewards)  # type: ignore[arg-type]  # the names are those of its rewards
 
 
 def _retry_delay(failures: int) -> float:

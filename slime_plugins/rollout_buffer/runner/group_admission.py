@@ -30,12 +30,12 @@ class GroupAdmission:
     a restart of the runner continue without these limits.
     """
 
-    def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, played: Callable[[], int]) -> None:
-        """``stored`` calls the buffer off the event loop; ``played`` returns the number of groups in play."""
+    def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, count_played: Callable[[], int]) -> None:
+        """``stored`` calls the buffer off the event loop; ``count_played`` returns the number of groups in play."""
         self._buffer = buffer
         self._job = job
         self._stored = stored
-        self._played = played
+        self._count_played = count_played
         self._next: deque[GroupRecord] = deque()
         self._after = (-1, -1)
         self._passed_over: Counter[int] = Counter()
@@ -72,10 +72,10 @@ class GroupAdmission:
             self._next.extend(group for group in found if group.key not in skip)
 
     async def _wait_for_room(self) -> AdmissionState | None:
-        """Waits while the number of groups in play or ready is at the job's limit."""
+        """Waits until the job's limits and ``rules.admission`` leave room for a group; returns the latter's state."""
         while True:
             # Counted before the query, so that a group that becomes ready in between is counted twice, not left out.
-            played = self._played()
+            played = self._count_played()
             is_full = await self._is_full(played)
             state = await self._admission_state(played)
             if not is_full and (state is None or state.room != 0):

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
-    """Loads the generator's file; if the file no longer has the task type, searches all generator files.
+    """Loads the generator's file; if there is none, or it no longer has the task type, searches all generator files.
 
     Raises:
         GeneratorError: the generator's file does not load, or no file has the task type.

@@ -116,8 +116,8 @@ class PlayedJob:
         functions = self._plugin.functions
         verdict = self.buffer.judge_and_close(record, self.policy, functions, shortfall=shortfall, fence=self.fence)
         if verdict is not None:
-            of = f"group {record.instance_id} of epoch {record.epoch}"
-            logger.info("job %s: %s is %s %s", self.record.job_id, of, verdict.state.value, verdict.cause.message)
+            group = f"group {record.instance_id} of epoch {record.epoch}"
+            logger.info("job %s: %s is %s %s", self.record.job_id, group, verdict.state.value, verdict.cause.message)
 
     async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Calls the store in its thread, one call at a time; retries while the disk is full or the store is busy.

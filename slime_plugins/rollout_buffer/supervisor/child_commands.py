@@ -13,12 +13,12 @@ from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings, build_settings, read_token
 
 
-def server_command(settings: ServeSettings, sockets: Sequence[int]) -> list[str]:
-    """Returns gunicorn's command line, with the descriptors to serve on; the environment has its settings."""
+def server_command(settings: ServeSettings, listening: Sequence[int]) -> list[str]:
+    """Returns gunicorn's command line, with descriptors of listening sockets; the environment has its settings."""
     return [
         sys.executable, "-m", "gunicorn",
         "slime_plugins.rollout_buffer.server.asgi:create_application_from_environment()",
-        *(f"--bind=fd://{descriptor}" for descriptor in sockets), "--workers", str(settings.workers),
+        *(f"--bind=fd://{descriptor}" for descriptor in listening), "--workers", str(settings.workers),
         "--worker-class", "asgi", "--asgi-lifespan", "off", "--http-parser", "python",
         "--limit-request-line", "8190", "--keep-alive", "30", "--timeout", "120", "--graceful-timeout", "3",
         "--error-logfile", "-", "--no-control-socket",
@@ -50,7 +50,7 @@ def gateway_settings(settings: ServeSettings, port: int) -> GatewaySettings:
 def runner_command(
     settings: ServeSettings,
     job_key: int,
-    heartbeat: int,
+    heartbeat_fd: int,
     *,
     ray_address: str | None,
     generator_file: str | None,
@@ -63,7 +63,7 @@ def runner_command(
     command = [
         sys.executable, "-m", "slime_plugins.rollout_buffer.runner.main",
         "--data-dir", str(settings.data_dir.resolve()), "--job-key", str(job_key),
-        "--buffer-url", settings.base_url, "--heartbeat-fd", str(heartbeat),
+        "--buffer-url", settings.base_url, "--heartbeat-fd", str(heartbeat_fd),
     ]  # fmt: skip
     if generator_file is not None:
         command += ["--generator-file", generator_file]
@@ -95,10 +95,10 @@ def runner_environment(settings: ServeSettings, *, needs_ray: bool) -> dict[str,
     return environment
 
 
-def local_ray_command(settings: ServeSettings, address: int) -> list[str]:
-    """Returns the command line of the local Ray; it writes its address to the descriptor when it is ready."""
+def local_ray_command(settings: ServeSettings, address_fd: int) -> list[str]:
+    """Returns the command line of the local Ray, which writes its address to ``address_fd`` when it is ready."""
     command = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray"]
-    command += ["--address-fd", str(address)]
+    command += ["--address-fd", str(address_fd)]
     if settings.ray_num_cpus is not None:
         command += ["--num-cpus", str(settings.ray_num_cpus)]
     return command

@@ -62,11 +62,12 @@ class ProcessIdentity:
     @classmethod
     def of(cls, name: str, pid: int) -> ProcessIdentity:
         """Identifies a child that was just started."""
-        found = process_status(pid)
-        return cls(name=name, pid=pid, started=-1 if found is None else found.started, boot=boot_id())
+        status = process_status(pid)
+        return cls(name=name, pid=pid, started=-1 if status is None else status.started, boot=boot_id())
 
     def members(self) -> list[int]:
-        """Returns the live processes of its session, also after its own exit; none if its process id was reused."""
+        """Returns the live processes of its session, also after its own exit; none if its process id was reused,
+        or may have been: after a reboot, or if it exited before it was identified."""
         leader = process_status(self.pid)
         if self.boot != boot_id() or self.started < 0 or (leader is not None and leader.started != self.started):
             return []
@@ -91,8 +92,9 @@ class ChildRecords:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: list[ProcessIdentity] | None = None
+        self._recorded: list[ProcessIdentity] | None = None
         self._failed: list[ProcessIdentity] | None = None
+        """The children that could not be recorded last: the warning is logged once for them."""
 
     def orphans(self) -> list[ProcessIdentity]:
         """Returns the recorded children; none after an orderly exit or if the file is unreadable."""
@@ -112,7 +114,7 @@ class ChildRecords:
         the file, but it also ends all these processes.
         """
         children = list(identities)
-        if children == self._kept:
+        if children == self._recorded:
             return
         page = json.dumps([asdict(identity) for identity in children]).encode().ljust(RESERVED_BYTES)
         try:
@@ -125,7 +127,7 @@ class ChildRecords:
                                self._path, error)  # fmt: skip
             self._failed = children
         else:
-            self._kept = children
+            self._recorded = children
 
     def clear(self) -> None:
         """Records that no child runs; keeps the reserved blocks."""
@@ -147,7 +149,7 @@ class ChildProcess:
     ) -> None:
         """Starts the command; the kernel sends it SIGTERM when this process dies.
 
-        It inherits ``descriptors`` under their numbers; ``stop_signal`` makes it exit.
+        The child inherits ``descriptors`` under their numbers; ``stop_signal`` makes it exit.
         """
         self.name = name
         self._stop_signal = stop_signal
@@ -176,8 +178,8 @@ class ChildProcess:
 
     def is_stopped(self) -> bool:
         """Returns True if it is stopped by SIGSTOP or a debugger."""
-        found = process_status(self.pid)
-        return found is not None and found.is_stopped
+        status = process_status(self.pid)
+        return status is not None and status.is_stopped
 
     def send_stop_signal(self) -> None:
         if self.exit_code() is None:

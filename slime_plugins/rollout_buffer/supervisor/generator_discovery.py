@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import die_with_par
 
 FILE_TIMEOUT_S = 60.0
 SLOW_AFTER_S = 5.0
-MAX_BROKEN = 50
+MAX_SKIPPED = 50
 MAX_ERROR_CHARACTERS = 2000
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class GeneratorDiscovery:
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         """The listing in progress. ``_start`` opens ``_progress``, ``_answer`` and ``_error_output`` for it."""
-        self._said_slow: str | None = None
+        self._slow_file: str | None = None
+        """The file that was last logged as slow."""
 
     def reconcile(self) -> None:
         """Makes the next step.
@@ -117,10 +118,10 @@ class GeneratorDiscovery:
 
     def _watch(self) -> None:
         file, loading_s = self._loading()
-        if loading_s > SLOW_AFTER_S and file != self._said_slow:
-            self._said_slow = file
-            logger.warning("the generator file %s is slow to load; its limit is %.0f s",
-                           file or "of the registry", self._file_timeout_s)  # fmt: skip
+        if loading_s > SLOW_AFTER_S and file != self._slow_file:
+            self._slow_file = file
+            logger.warning("%s is slow to load; the limit is %.0f s",
+                           f"generator file {file}" if file else "the registry", self._file_timeout_s)  # fmt: skip
         if loading_s > self._file_timeout_s and self._process is not None:
             self._kill(self._process)
             self._skip_file(file, f"it did not load within {self._file_timeout_s:.0f} s")
@@ -131,8 +132,8 @@ class GeneratorDiscovery:
                 raise ValueError(f"exit code {code}")
             catalog: dict[str, Any] = json.loads(self._read(self._answer))
         except ValueError as error:
-            words = self._read(self._error_output)[-MAX_ERROR_CHARACTERS:]
-            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{words}")
+            output = self._read(self._error_output)[-MAX_ERROR_CHARACTERS:]
+            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{output}")
             return
         self._close()
         catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
@@ -141,8 +142,10 @@ class GeneratorDiscovery:
         self.catalog = catalog
 
     def _skip_file(self, file: str, reason: str) -> None:
+        """Skips a file in the next listing. If the file is unknown or is skipped already, or ``MAX_SKIPPED`` files are,
+        the previous list holds."""
         self._close()
-        if not file or file in self.skipped or len(self.skipped) >= MAX_BROKEN:
+        if not file or file in self.skipped or len(self.skipped) >= MAX_SKIPPED:
             if self.catalog is None:
                 raise ConfigError(f"the generators cannot be listed: {reason}")
             logger.error("the generators cannot be listed again, the previous list holds: %s", reason)

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def listening_sockets(addresses: Sequence[tuple[str, int]], *, timeout_s: float) -> list[list[socket.socket]]:
     """Returns, for each host and port, the sockets that listen there: those this process was started with, or new ones.
 
-    Waits ``timeout_s`` for a port that another process has.
+    Waits up to ``timeout_s`` for a port that another process has.
 
     Raises:
         ConfigError: a port is taken, or the inherited sockets listen elsewhere.
@@ -60,7 +60,7 @@ def _inherited_sockets() -> list[socket.socket]:
             os.set_inheritable(descriptor, False)
         return [socket.socket(fileno=descriptor) for descriptor in descriptors]
     except (ValueError, OSError) as error:
-        raise ConfigError(f"LISTEN_FDS={count} does not count sockets from descriptor 3 on: {error}") from error
+        raise ConfigError(f"LISTEN_FDS={count} is not the number of sockets from descriptor 3 on: {error}") from error
 
 
 def _by_address(inherited: Sequence[socket.socket], addresses: Sequence[tuple[str, int]]) -> list[list[socket.socket]]:

@@ -4,12 +4,12 @@
 
 Starts a Ray head without dashboard, writes its address to the file (or to the supervisor's descriptor) once it
 can be used, and stays until SIGTERM, SIGINT or the death of its parent. Then it ends everything that it started, device
-workers included, and nothing else: the kernel makes orphaned descendants its children, so it knows them all. Ray itself
-is started through its own command, not imported here.
+workers included, and nothing else: the kernel makes orphaned descendants children of this program, which so knows them
+all. Ray itself is started through its own command, not imported here.
 
 Ray listens on every network interface and runs whatever it is sent. So this program starts no cluster without a token:
-``RAY_AUTH_TOKEN_PATH`` names a file with one, and each user of the cluster has the same in its environment, together
-with ``RAY_AUTH_MODE=token``.
+``RAY_AUTH_TOKEN_PATH`` must name a file with the token. Each user of the cluster needs this variable in its
+environment too, and ``RAY_AUTH_MODE=token``.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.num_cpus < 1:
         parser.error("--num-cpus must be at least 1")
     if len(os.path.abspath(options.temp_root)) > _MAX_TEMP_ROOT:
-        parser.error(f"--temp-root may be {_MAX_TEMP_ROOT} characters long: Ray's socket paths would not fit")
+        parser.error(f"--temp-root may have up to {_MAX_TEMP_ROOT} characters: Ray's socket paths are limited")
     if not os.environ.get(_TOKEN_VARIABLE):
         parser.error(f"{_TOKEN_VARIABLE} must name a file with a token: the cluster listens on the network")
     return options

@@ -60,11 +60,12 @@ WRITE_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 8.0
 """After a crash: how long to wait until the previous server has released the port."""
 ORPHAN_TIMEOUT_S = 15.0
-"""After a crash: how long the previous runners and Ray may take to exit. New runners do not wait for it."""
+"""After a crash: how long the previous runners and Ray may take to exit. New runners do not wait for them."""
 JOB_OVER_TIMEOUT_S = 30.0
-RAY_GONE_TIMEOUT_S = 10.0
+RAY_STOP_TIMEOUT_S = 10.0
+"""How long the local Ray may take to exit, or a runner whose Ray cluster is gone."""
 SERVER_NAME = "server"
-WRITERS_OUTSIDE = {EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
+EXTERNAL_TASK_TYPES = {EXTERNAL_TASK_TYPE: {"needs_ray": False, "source": "/buffer/write"}}
 
 logger = logging.getLogger(__name__)
 
@@ -184,12 +185,12 @@ class Supervisor:
         timeout_s = PORT_TIMEOUT_S if self._take_over() else 0.0
         ports = [port for port in (self.settings.port, self.settings.gateway_port) if port is not None]
         addresses = [(self.settings.host, port) for port in ports]
-        self._sockets, *of_gateway = listening_sockets(addresses, timeout_s=timeout_s)
+        self._sockets, *gateway_sockets = listening_sockets(addresses, timeout_s=timeout_s)
         if self.settings.gateway_port is not None:
             settings = child_commands.gateway_settings(self.settings, self.settings.gateway_port)
             policy = gateway_policy(self.settings.service_heartbeat_timeout_s)
             self._gateway = GatewayProcesses(settings, policy)
-            (self._gateway.sockets,) = of_gateway
+            (self._gateway.sockets,) = gateway_sockets
         self._buffer = Buffer(Store(self.settings.data_dir, owned=True))
         self._tasks.run(self._keep_reserve)
         self._tasks.run(self._recover_store)
@@ -200,7 +201,8 @@ class Supervisor:
     def _take_over(self) -> bool:
         """After a crash of the previous supervisor: kills its server and gateway; returns True if it left any process.
 
-        Its runners and its Ray got SIGTERM from the kernel and may exit in order; ``_kill_orphans`` enforces it.
+        Its runners and its Ray got SIGTERM from the kernel and may still exit; ``_kill_orphans`` kills what has not
+        exited after ``ORPHAN_TIMEOUT_S``.
         """
         orphans = [identity for identity in self._records.orphans() if identity.members()]
         for identity in orphans:
@@ -252,10 +254,11 @@ class Supervisor:
         if job.task_type not in self._task_types() and (runner is None or runner.child.process is None):
             self._to_fail[job.key] = self._why_unknown(job.task_type)
             return
-        if runner is None or runner.child.state is ChildState.ENDED:  # started again while the last runner exited
+        # A runner has ended if the job was started again while that runner exited.
+        if runner is None or runner.child.state is ChildState.ENDED:
             runner = self._runners[job.key] = _Runner(self._runner_child(job))
         if self._uses_local_ray(job) and runner.ray_address != self._local_ray_address():
-            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_GONE_TIMEOUT_S)
+            runner.child.stop("the Ray cluster of its devices is gone", within_s=RAY_STOP_TIMEOUT_S)
         runner.child.reconcile()
         if runner.child.state is ChildState.GIVEN_UP:
             times = runner.child.crashes
@@ -298,12 +301,12 @@ class Supervisor:
 
     def _children(self) -> Iterator[SupervisedChild]:
         gateway = () if self._gateway is None else self._gateway.children
-        services = (self._server, *gateway, *(runner.child for runner in self._runners.values()), self._ray)
-        return (child for child in services if child is not None)
+        children = (self._server, *gateway, *(runner.child for runner in self._runners.values()), self._ray)
+        return (child for child in children if child is not None)
 
     def _report_ready(self) -> None:
-        """Calls ``on_ready`` once: when requests are answered and jobs accepted, or on a full disk when requests are
-        answered."""
+        """Calls ``on_ready`` once: when the server answers and the task types are stored, or cannot be, as on a full
+        disk."""
         if self._announced or self.on_ready is None or self._discovery.catalog is None:
             return
         accepts = self._stored_catalog is not None or self._writing.tasks.problem() is not None
@@ -318,8 +321,8 @@ class Supervisor:
     def _store_heartbeat(self) -> None:
         catalog = self._discovery.catalog
         if catalog is not None:
-            found = {**catalog, "task_types": {**catalog["task_types"], **WRITERS_OUTSIDE}}
-            self._buffer.beat(SUPERVISOR.name, os.getpid(), found)
+            extended = {**catalog, "task_types": {**catalog["task_types"], **EXTERNAL_TASK_TYPES}}
+            self._buffer.beat(SUPERVISOR.name, os.getpid(), extended)
             self._stored_catalog = catalog
 
     def _store_catalog(self) -> None:
@@ -391,17 +394,17 @@ class Supervisor:
     def _start_server(self, heartbeat: Heartbeat | None) -> ChildProcess:
         self._server_ready.clear()
         alive, ready = self._heartbeat.descriptor, self._server_ready.descriptor
-        sockets = [one.fileno() for one in self._sockets]
+        listening = [listener.fileno() for listener in self._sockets]
         return ChildProcess(
             SERVER_NAME,
-            child_commands.server_command(self.settings, sockets),
+            child_commands.server_command(self.settings, listening),
             log_file=self._log_file(SERVER_NAME),
             environment={
                 SETTINGS_VARIABLE: self.settings.model_dump_json(),
                 HEARTBEAT_VARIABLE: str(alive),
                 READY_VARIABLE: str(ready),
             },
-            descriptors=(alive, ready, *sockets),
+            descriptors=(alive, ready, *listening),
             stop_signal=signal.SIGINT,  # gunicorn would wait for idle connections until its graceful timeout is over
         )
 
@@ -442,8 +445,8 @@ class Supervisor:
         )
 
     def _has_progressed(self, job_key: int) -> bool:
-        """Returns True if a crash does not count against the job: its runner stored a trajectory, or the disk prevents
-        writes."""
+        """Returns True if a crash does not count against the job: its runner stored a trajectory, or the store cannot
+        be written or read."""
         if self._writing.tasks.problem() is not None:
             return True
         now, before = self._count_trajectories(job_key), self._runners[job_key].trajectories
@@ -468,8 +471,8 @@ class Supervisor:
 
     def _task_types(self) -> dict[str, Any]:
         """Returns the task types that jobs may name: those of generators, and ``external``."""
-        found: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
-        return {**found, **WRITERS_OUTSIDE}
+        of_generators: dict[str, Any] = {} if self._discovery.catalog is None else self._discovery.catalog["task_types"]
+        return {**of_generators, **EXTERNAL_TASK_TYPES}
 
     def _log_file(self, name: str) -> Path:
         return self.settings.data_dir / "logs" / f"{name}.log"
@@ -483,21 +486,21 @@ class Supervisor:
         the supervisor is gone and are answered: the server need not wait for them.
         """
         self._discovery.stop()
-        idle = self._writing.stop(WRITE_TIMEOUT_S)
-        if idle:
+        writing_ended = self._writing.stop(WRITE_TIMEOUT_S)
+        if writing_ended:
             self._tasks.run(self._remove_heartbeat)
         others = [child.process for child in self._children() if child is not self._ray and child.process is not None]
         stop_all(others, STOP_TIMEOUT_S)
         if self._ray is not None and self._ray.process is not None:
-            self._ray.process.stop(RAY_GONE_TIMEOUT_S)
+            self._ray.process.stop(RAY_STOP_TIMEOUT_S)
         for identity, _ in self._orphans:
             identity.kill()
         self._records.clear()
-        for one in self._sockets:
-            one.close()
+        for listener in self._sockets:
+            listener.close()
         if self._gateway is not None:
             self._gateway.close()
-        if idle:  # otherwise a write still hangs in the thread
+        if writing_ended:  # otherwise a write still hangs in the thread
             self._buffer.store.close()
         self._lock.close()
         logger.info("stopped")

@@ -92,7 +92,7 @@ class DeviceContract:
 
 
 def assert_is_observation(seen: Observation) -> None:
-    """Checks an observation: screenshot, screen size, goal."""
+    """Checks an observation: screenshot, screen size, step budget, note."""
     assert seen.screenshot.sha256 == image_hash(seen.screenshot.data)
     assert min(seen.screen_width, seen.screen_height) > 0
     assert seen.step_budget is None or seen.step_budget > 0

@@ -1,4 +1,4 @@
-"""One episode in a test: a generator is called as the runner calls it, and its trajectory is checked as there."""
+"""One episode in a test: a generator is called as the runner calls it, and uid, outcome and reward are checked."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def episode_request(
 ) -> EpisodeRequest:
     """Returns the request that a generator gets for one line of its input.
 
-    ``data`` is the line; without an ``instance_id`` of its own it gets ``test``. ``options`` are the job's own
-    settings.
+    ``data`` is the line; without an ``instance_id`` of its own it gets ``test``. ``options`` are the job's
+    settings for the generator.
     """
     instance_id = str(data.get("instance_id", "test"))
     return EpisodeRequest(

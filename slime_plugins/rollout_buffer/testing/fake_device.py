@@ -17,6 +17,8 @@ task           behaviour
 ``Exit``       the whole process is gone in the first step, as after a crash
 ``Dies``       the device is lost half a second after its set-up, and reports it
 =============  =========================================================================
+
+After an action with the text ``NoSuchApp``, the observation's note says that there is no such app.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from slime_plugins.rollout_buffer.types import WeightVersionSpan
 END_OF_TURN = "<|im_end|>"
 
 ScriptedReply = str | Sequence[int] | GenerateReply | Exception
-"""A text (its turn is ended for it), ids taken as they are, a whole reply, or an error to raise."""
+"""A text (the end-of-turn marker is added), ids taken as they are, a whole reply, or an error to raise."""
 
 
 class FakeEngine:
@@ -73,7 +73,7 @@ class FakeEngine:
             finish_reason="stop" if len(kept) == len(ids) else "length",
             weight_version=version,
             weight_version_spans=(WeightVersionSpan(version, 0, len(kept)),) if version and kept else (),
-            prompt_tokens=None if request.images else len(request.input_ids),  # it expands no images
+            prompt_tokens=None if request.images else len(request.input_ids),  # the fake engine does not expand images
             cached_tokens=0,
         )
 
