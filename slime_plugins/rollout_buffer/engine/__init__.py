@@ -1,7 +1,7 @@
 """Clients of inference engines: token ids and images in, sampled ids and log-probs out.
 
 * ``base`` – the ``Engine`` protocol, its request and reply; ``settings`` – retries; ``factory`` – makes a client
-* ``http`` – retries, resuming and probing of all HTTP engines
+* ``http_engine`` – retries, resuming and probing of all HTTP engines
 * ``sglang``, ``sglang_protocol`` – SGLang; ``openai``, ``openai_protocol`` – OpenAI-compatible servers
 * ``circuit_breaker`` – pauses a job whose engine fails, and limits reports of an engine's state
 * ``tokenizer_probe`` – compares the engine's tokenizer with the job's; ``prompt_probe`` – finds changed prompts

@@ -1,8 +1,9 @@
 """The ``Engine`` protocol: token ids and images in, sampled ids and log-probs out.
 
 ``sglang.py`` holds the client of an SGLang server or router, ``openai.py`` the client of servers that return no token
-ids; ``http.py`` holds the common part of both clients, and ``factory.py`` creates them. ``testing/fake_engine.py`` is
-the scripted fake for tests. An engine that returns token ids must pass ``testing/engine_conformance.py``.
+ids; ``http_engine.py`` holds the common part of both clients, and ``factory.py`` creates them.
+``testing/fake_engine.py`` is the scripted fake for tests. An engine that returns token ids must pass
+``testing/engine_conformance.py``.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class SessionRegistry:
         session.refusal = None if new.refusal is None else Refusal.decode(new.refusal)
         if turns is None:
             turns = await self.stored(self._no_turns, session.claim)
-            turns = await self.stored(replay, new.rows, turns)  # may be thousands
+            turns = await self.stored(replay, new.rows, turns)  # in a thread: may be thousands
         else:
             turns = replay(new.rows, turns)
         session.turns = turns
@@ -151,13 +151,13 @@ class SessionRegistry:
         self.remove(session)
         return ended
 
-    async def unsent(self, session: Session, request: bytes) -> Turn | None:
+    async def unsent(self, session: Session, request_digest: bytes) -> Turn | None:
         """Returns another process's answer to a request if the client did not get it, else None.
 
         That process has stored that the client did not get it, or died before it stored whether the client did. While
         it lives and has stored neither, the request counts as asking for another sample.
         """
-        turn = session.recording.latest(request)
+        turn = session.recording.latest(request_digest)
         if turn is None or turn.sent is not None or turn.writer == self.writer:
             return None
         sent = (await self.stored(self.turns.sent_flags, session.claim)).get(turn.number)
@@ -182,7 +182,7 @@ class SessionRegistry:
         session.recording.note_sent(turn, sent=sent)
         if not turn.sent:
             self._note(self.turns.note_sent, session.claim, turn.number, sent=False)
-            logger.info("session %s: turn %d did not reach its client and is not recorded",
+            logger.info("session %s: turn %d did not reach its client; it is trained only if its request is repeated",
                         session.name, turn.number, extra=log_fields(session))  # fmt: skip
 
     async def refuse(
@@ -202,7 +202,7 @@ class SessionRegistry:
             try:
                 function(*arguments, **options)
             except RolloutBufferError as error:
-                logger.warning("other gateway processes are not told: %s", error.message)
+                logger.warning("the other gateway processes do not learn what became of a turn: %s", error.message)
 
         noting = asyncio.ensure_future(self.stored(write))
         self._notes.add(noting)
