@@ -47,9 +47,10 @@ LIMIT_S = 900
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """One side of one cell. Shares are of those members of the first ``LOOKED_AT`` instances that do not fail.
+    """One side of one cell: a seed, a sigma and the length of a step.
 
-    ``samples_per_s`` counts from the first batch on, because only one side's first batch waits for a server's start.
+    Shares are of those members of the first ``LOOKED_AT`` instances that do not fail. ``samples_per_s`` counts from the
+    first batch on, because only one side's first batch waits for a server's start.
     """
 
     side: str

@@ -102,7 +102,7 @@ class _SimulatedEngine(HttpEngine):
         self.tokens += round(tokens)
 
     async def load(self) -> EngineLoad | None:
-        """As SGLang's route, if the setting has it."""
+        """Returns what SGLang's route would; None if the setting has no such route."""
         if not self.simulation.setting.says_load:
             return None
         return EngineLoad(running=len(self.simulation.running), waiting=len(self.simulation.queue))

@@ -23,7 +23,7 @@ def is_valid_group(group: Any, min_valid_group_size_ratio: float, task_type: str
 
 
 class SleepingGenerator:
-    """Sleeps as long as an episode lasts, and fails or returns as many tokens as that takes."""
+    """Sleeps as long as the episode lasts; then it fails, or its reply has tokens in proportion."""
 
     async def start(self, context: GeneratorContext) -> None:
         """Reads ``sleeping`` of the payload: the seed, sigma, and the file that holds the trainer's weight version."""

@@ -21,7 +21,7 @@ class DemoTask(StrEnum):
 
 
 class RolloutModeName(StrEnum):
-    """How an Android World episode becomes prompts."""
+    """How an episode on a phone or a web page becomes prompts."""
 
     INCREMENTAL = "incremental"
     HISTORY = "history"

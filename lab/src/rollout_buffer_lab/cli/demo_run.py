@@ -99,8 +99,9 @@ def run_demo(settings: DemoSettings, console: Console) -> None:
     """Runs the demo to its end.
 
     Raises:
-        DemoError: a process did not start, the trainer failed, or its batches are wrong. ConfigError: what the task
-        needs is not installed, or a server still serves an earlier run; the message has the remedy.
+        DemoError: a process did not start, the trainer failed, or its batches are wrong.
+        ConfigError: what the task needs is not installed, or a server still serves an earlier run; the message has the
+            remedy.
     """
     if settings.task == MINIWOB:
         find_pages()

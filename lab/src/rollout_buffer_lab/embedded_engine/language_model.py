@@ -23,7 +23,7 @@ DEFAULT_CONTEXT: Final = 4096
 
 
 class WeightsError(Exception):
-    """Weights that do not fit the served model; the old ones stay loaded."""
+    """Weights that do not fit the served model, or were not loaded in time; the old ones stay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,7 +253,10 @@ class ScriptedBackend:
         return list(itertools.chain.from_iterable(runs))
 
     def _rng_of(self, call: GenerateCall, rid: str) -> SessionRng:
-        """Returns the request's rng; greedy requests share theirs, so that equal prompts get equal replies."""
+        """Returns the request's rng; greedy requests share theirs, so that equal prompts get equal replies.
+
+        Requests without a session share theirs if they have one ``sampling_seed``; without a seed each has its own.
+        """
         if call.sampling.greedy:
             return SessionRng(self.settings.seed, "")
         owner = call.session or ("" if call.sampling.sampling_seed is not None else rid)

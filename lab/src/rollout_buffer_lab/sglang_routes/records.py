@@ -21,7 +21,7 @@ class PauseMode(StrEnum):
 
 
 class EngineBreakError(Exception):
-    """A request fails with HTTP 500, as SGLang does, for example with fewer images than placeholders."""
+    """A request that fails with HTTP 500, as in SGLang, for example with fewer images than placeholders."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 Point = tuple[int, int]
 
 BELIEF: Final = "That should do it."
-"""Ends the conclusion of a decisive move. A policy with a flaw believes it, and takes the task for done."""
+"""Ends the conclusion of a decisive move. A policy with a flaw believes it, and considers the task done."""
 
 LONG_PRESS_S: Final = 2
 

@@ -1,4 +1,4 @@
-"""Exchanges on disk: what a phone was asked and what it answered, one JSON line each, to be asked again later.
+"""Exchanges on disk: what a phone was asked and what it answered, one JSON line each, for a later replay.
 
 They come by adb and by gRPC, in one file in chronological order. The program that drives the phone may add comments
 between them.
