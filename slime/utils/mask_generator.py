@@ -245,8 +245,8 @@ class MultiTurnLossMaskGenerator:
     ) -> RebuiltRows:
         """Returns the training rows of a conversation without generations: ``rebuild_conversation``, packed.
 
-        ``images_before`` returns the images shown before a message. The single row of ``get_loss_mask`` is returned
-        instead if the rows have more than ``max_tokens`` in total, or if the type is a custom one.
+        ``images_before`` returns the images shown before the message of an index. The single row of ``get_loss_mask``
+        is returned instead if several rows have more than ``max_tokens`` in total, or if the type is a custom one.
         """
         if not self.is_built_in:
             return RebuiltRows([self._whole_row(messages, tools)], by_turn=False)

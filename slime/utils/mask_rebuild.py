@@ -196,16 +196,16 @@ class _Conversation:
     def _turn(self, index: int) -> WrittenTurn:
         mode = self._mode(index)
         prompt = self._prompt(index, mode)
-        written, undecided = self._written(index, mode)
+        text, undecided = self._text_of_output(index, mode)
         opening = mode.opening if prompt.endswith(mode.opening) and not _reasoning_of(self._messages[index]) else ""
-        if opening and written.startswith(opening):
+        if opening and text.startswith(opening):
             if self._reader.writes_reasoning:
-                written = written.removeprefix(opening)  # the prompt ends with the marker already
+                text = text.removeprefix(opening)  # the prompt ends with the marker already
             else:
                 prompt = prompt.removesuffix(opening)  # a distilled DeepSeek: slime trains the message's marker, too
         end = "" if index in self._cut else self._dialect.end_marker
         # Calls alone are a part of the template's render, which has the end marker already.
-        output = written if end and written.endswith(end) and self._is_calls_alone(index) else written + end
+        output = text if end and text.endswith(end) and self._is_calls_alone(index) else text + end
         return WrittenTurn(index, prompt, output, tuple(undecided))
 
     # --- prompts -----------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class _Conversation:
 
     # --- outputs -----------------------------------------------------------------------------------------------------
 
-    def _written(self, index: int, mode: _PromptMode) -> tuple[str, list[Undecided]]:
+    def _text_of_output(self, index: int, mode: _PromptMode) -> tuple[str, list[Undecided]]:
         message = self._messages[index]
         if self._is_calls_alone(index):
             rendering, turn = self._located(index)

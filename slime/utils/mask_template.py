@@ -436,9 +436,9 @@ class DeepSeekDialect:
         written = [(index, message) for index, message in enumerate(messages) if self._is_written(message)]
         roles = [message.get("role") for _, message in written]
         for (index, message), next_role in zip(written, [*roles, None][1:], strict=True):
-            opening, cursor = self._opening(escaped_render, message, cursor)
+            opening_start, cursor = self._opening(escaped_render, message, cursor)
             if message.get("role") == "assistant":
-                turn = self._turn(escaped_render, index, message, (opening, cursor), next_role)
+                turn = self._turn(escaped_render, index, message, (opening_start, cursor), next_role)
                 turns.append(turn)
                 cursor = turn.end
         return turns
@@ -474,12 +474,12 @@ class DeepSeekDialect:
         self, escaped_render: str, index: int, message: Message, opening_range: tuple[int, int], next_role: Any
     ) -> RenderedTurn:
         """``opening_range`` is where the opening marker of the message begins and ends."""
-        opening, after = opening_range
-        prompt = next((prompt for prompt in self.prompts if escaped_render.startswith(prompt, opening)), "")
-        start = opening + len(prompt) if prompt else after
-        if escaped_render.startswith(self.call_begin, opening):
-            start = opening  # the template wrote no header: the call itself is the turn
-        limit = self._limit(escaped_render, index, max(after, start), message, next_role)
+        opening_start, opening_end = opening_range
+        prompt = next((prompt for prompt in self.prompts if escaped_render.startswith(prompt, opening_start)), "")
+        start = opening_start + len(prompt) if prompt else opening_end
+        if escaped_render.startswith(self.call_begin, opening_start):
+            start = opening_start  # the template wrote no header: the call itself is the turn
+        limit = self._limit(escaped_render, index, max(opening_end, start), message, next_role)
         end = escaped_render.rfind(self.end_marker, start, limit)
         return RenderedTurn(index, start, limit if end < 0 else end + len(self.end_marker), "</think>" in prompt)
 

@@ -63,7 +63,7 @@ def evaluate(expression: str) -> str:
         tree = ast.parse(plain, mode="eval")
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{expression!r} is not an arithmetic expression") from error
-    return _written(_value(tree.body, MAX_DEPTH))
+    return _as_text(_value(tree.body, MAX_DEPTH))
 
 
 def _value(node: ast.expr, depth: int) -> Fraction:
@@ -114,7 +114,7 @@ def _fraction(value: Any) -> Fraction:
     return _checked(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
 
 
-def _written(value: Fraction) -> str:
+def _as_text(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value.numerator)
     try:

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.serve_settings import MAX_TURN_BYTES, Listener
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizerSettings:
-    """Tokenizers that requests may name. The one of this package is always available, as ``demo``.
+    """Tokenizers that requests may name. This package's own tokenizer is always available, as ``demo``.
 
     ``roots`` are the folders below which local tokenizers may lie; none by default. ``folders`` maps names of a model
     hub to folders on this machine. ``remote_code_names`` are the names whose own code may run, with every revision.
@@ -36,8 +36,9 @@ class AgentSettings:
     ``callback_hosts`` are the hosts it may call back: ``host``, ``host:port``, ``*.domain``, or a network of IP
     addresses like ``10.0.0.0/8``; by default this machine only. If ``api_key`` is set, every call must send it as a
     bearer token. ``turn_timeout_s`` limits a turn, retries included, ``tool_timeout_s`` a tool, ``rollout_timeout_s`` a
-    rollout. ``tries`` limits the calls for one turn. ``max_running`` limits concurrent rollouts; results are stored for
-    ``keep_result_s``, of the newest ``max_kept``.
+    rollout. ``tries`` limits the calls for one turn, and ``backoff_s`` is the first pause between them. ``max_running``
+    limits concurrent rollouts, ``max_turns`` the turns that a request may ask for, and ``max_reply_bytes`` a trainer's
+    reply. Results are stored for ``keep_result_s``, of the newest ``max_kept``.
     """
 
     callback_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
@@ -64,8 +65,9 @@ class TrainerSettings:
     /rollouts`` does. ``text_counts`` accepts the count by text (``token_counts.py``) if it differs from the exact one
     because the tokenizer would encode the sampled text to other ids; the stored mask is always exact.
     ``max_new_tokens`` limits one turn, ``max_context_tokens`` a sequence, ``max_session_tokens`` all recorded tokens of
-    a session, edits included. Sessions expire ``idle_s`` after their last call; ended ones stay visible for
-    ``keep_ended_s``.
+    a session, edits included, ``max_turns`` the turns of a session, and ``max_sessions`` the open sessions. Sessions
+    expire ``idle_s`` after their last call; at most ``max_ended`` ended ones stay visible, for ``keep_ended_s``.
+    ``model`` is the name of the model in replies.
     """
 
     api_key: str | None = None

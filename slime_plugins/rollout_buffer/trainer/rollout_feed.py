@@ -96,6 +96,7 @@ class RolloutFeed:
         self._progress = JobProgress()
         self._open_batch = _OpenBatch()
         self._delivery_of: dict[int, str] = {}
+        """The newest delivery of each group that is not acknowledged yet."""
         self._loop = _LoopThread()
         self._reporter = TrainingReporter(self._settings.buffer_url, token=self._settings.token)
         self._client: AsyncRolloutBufferClient | None = None
