@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_SUMMABLE_REWARD = 1e30
 """With this limit, the sum over a hundred million tokens is below the limit of 32-bit floats, 3.4e38."""
+RowOfTrajectory = tuple[Any, Sample]
+"""A row with the key of its trajectory."""
 
 
 def normalizes(args: Any) -> bool:
@@ -209,10 +211,6 @@ def _of_this_rank(values: Any, rollout_data: Mapping[str, Any], number: int) -> 
     """Returns the part of a row's values that slime's context parallelism assigns to this rank."""
     lengths = (int(rollout_data[key][number]) for key in ("total_lengths", "response_lengths"))
     return import_module("slime.backends.megatron_utils.cp_utils").slice_log_prob_with_cp(values, *lengths)
-
-
-RowOfTrajectory = tuple[Any, Sample]
-"""A row with the key of its trajectory."""
 
 
 def _groups_with_turns(samples: Sequence[Sample]) -> Iterator[list[RowOfTrajectory]]:

@@ -17,6 +17,9 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.trainer.batch_types import RolloutRow
 
+RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
+"""Fields of a Sample that hold token records."""
+
 
 def execution_field(sample_type: type[Any] = Sample) -> str | None:
     """Returns the field that the rows of one execution share; None if this slime has none."""
@@ -51,8 +54,6 @@ def check_weighs_trajectories(rows_by_trajectory: Iterable[int], sample_type: ty
 
 
 # --- token records ---------------------------------------------------------------------------------------------------
-
-RECORD_FIELDS = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts")
 
 
 def record_fields(row: RolloutRow) -> dict[str, Any]:

@@ -162,9 +162,8 @@ class _Difference:
     def _kinds_of_body(self, body: list[int], rebuilt_body: list[int]) -> set[DriftKind]:
         text, rebuilt_text = self._rebuilt.decode(body), self._rebuilt.decode(rebuilt_body)
         if text == rebuilt_text:
-            return {
-                DriftKind.SPLIT if self._added_tokens(body) == self._added_tokens(rebuilt_body) else DriftKind.INJECTED
-            }
+            has_same_added_tokens = self._added_tokens(body) == self._added_tokens(rebuilt_body)
+            return {DriftKind.SPLIT if has_same_added_tokens else DriftKind.INJECTED}
 
         if "</think>" in text and text.rpartition("</think>")[2].strip() == rebuilt_text.strip():
             return {DriftKind.THINK_STRIPPED}

@@ -103,7 +103,7 @@ class ConversationReader:
 
     @cached_property
     def takes_reasoning_out(self) -> bool:
-        """True if the template removes ``<think>`` from a message's text."""
+        """True if the template removes the reasoning from the text of an earlier reply."""
         reasoned = f"{THINK}\n{_THOUGHT}\n{THINK_END}\n\n{_ANSWER}"
         return reasoned not in self._probe(_user(), _assistant(reasoned), _user())
 
@@ -218,7 +218,7 @@ class _Conversation:
             case _Thinking.ABSENT:
                 return answering
         if not thinking.opening:
-            return answering  # reasoning would begin with the marker
+            return answering  # the prompt opens no thinking block, so that reasoning would begin with the marker
         # A truncated reply is taken for an answer if the conversation has answers and no reasoning.
         of_conversation = set(self._thinking.values())
         has_only_answers = _Thinking.ABSENT in of_conversation and _Thinking.SHOWN not in of_conversation
@@ -264,6 +264,7 @@ class _Conversation:
         undecided: list[Undecided] = []
         if mode.is_closed:
             undecided.append(Undecided(UndecidedReason.EMPTY_THINKING, index))
+            # Where prompts write the thinking block, the block before this text is the prompt's.
             text = text.removeprefix(mode.closed_block) if self._reader.thinking.opening else text
         if message.get("tool_calls"):
             without_calls, text = text, self._reader.with_calls(text, message)

@@ -57,6 +57,14 @@ HOW = (
 WANTS_OTHER_MESSAGES = (KeyError, IndexError, AttributeError)
 """Errors that a mask for messages of a special form raises if it is called with ``PROBE``."""
 PROBE: Sequence[dict[str, Any]] = ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"})
+STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
+"""Stop reasons of a truncated last reply."""
+STOPS_BETWEEN_TURNS = frozenset(
+    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
+)
+"""Stop reasons of a complete last reply."""
+FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
+"""Finish reasons of a truncated last reply, if the stop reason does not decide it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,13 +290,6 @@ def _described(settings: MaskSettings) -> str:
 
 
 # --- the last reply --------------------------------------------------------------------------------------------------
-
-STOPS_THAT_CUT = frozenset({StopReason.MAX_TOKENS, StopReason.MAX_CONTEXT, StopReason.FORBIDDEN_TOKEN})
-"""Stop reasons of a truncated last reply."""
-STOPS_BETWEEN_TURNS = frozenset(
-    {StopReason.MAX_TURNS, StopReason.TERMINATED, StopReason.ANSWERED, StopReason.TASK_ENDED, StopReason.REPEATED}
-)
-FINISH_REASONS_THAT_CUT = frozenset({"length", "abort"})
 
 
 def is_last_reply_truncated(item: RolloutItem) -> bool:

@@ -32,6 +32,14 @@ from slime_plugins.rollout_buffer.types import version_number
 
 Value = TypeVar("Value")
 
+MAX_SHARE_OUTSIDE = 0.25
+"""Tolerated share of sampled tokens outside of their top-p ids: kernels of engines differ at the threshold."""
+MIN_TOKENS_TO_JUDGE = 8
+"""In rows with fewer sampled tokens, this share is not checked."""
+
+ReadRecords = Sequence[Mapping[str, TokenRecords]]
+"""The records of each generation, by kind."""
+
 
 def output_versions(generation: Generation) -> list[str | None]:
     """Returns the weight version of each output token: its span's version, or else the generation's."""
@@ -111,14 +119,6 @@ def _outputs(row: TrainingRow, generations: Sequence[Generation]) -> Iterator[tu
 
 
 # --- token records ---------------------------------------------------------------------------------------------------
-
-MAX_SHARE_OUTSIDE = 0.25
-"""Tolerated share of sampled tokens outside of their top-p ids: kernels of engines differ at the threshold."""
-MIN_TOKENS_TO_JUDGE = 8
-"""Minimum number of sampled tokens of a row from which on this share is checked."""
-
-ReadRecords = Sequence[Mapping[str, TokenRecords]]
-"""The records of each generation, by kind."""
 
 
 class RecordProblemError(ValueError):

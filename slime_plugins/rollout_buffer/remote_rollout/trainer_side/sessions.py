@@ -263,7 +263,7 @@ def _count_by_text(session: TrainerSession, messages: Sequence[Message], tools: 
     """Returns the count of an agent that renders the whole conversation again.
 
     If the conversation only grew, the formula of the protocol's guide gives the count: its tokens now, minus its tokens
-    at the last turn, minus the sampled tokens. After an edit, the tokens behind the common prefix with the held ids
+    at the last turn, minus the sampled tokens. After an edit, the tokens after the common prefix with the held ids
     count.
     """
     now = prompt_by_text(session.tokens, messages, tools)
