@@ -23,7 +23,7 @@ DEFAULT_OUTPUT = HERE.parent / "slime_plugins" / "rollout_buffer" / "assets" / "
 TEMPLATE_NAME = "chat_template.jinja"
 
 VOCABULARY_SIZE = 4096
-WORD_WEIGHT = 3  # how often each listed word is in the corpus: enough to become one token
+WORD_WEIGHT = 3  # how often each listed word is in the corpus: often enough to become one token
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -59,7 +59,7 @@ def write_tokenizer(output: Path) -> None:
 
 
 def train_tokenizer() -> Tokenizer:
-    """A byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` ids, trained on ``corpus()``."""
+    """Returns a byte-level BPE tokenizer of at most ``VOCABULARY_SIZE`` ids, trained on ``corpus()``."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -83,7 +83,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def corpus() -> Iterator[str]:
-    """The training text, in a fixed order."""
+    """Yields the training text, in a fixed order."""
     yield from (HERE / "demo_tokenizer_corpus.txt").read_text(encoding="utf-8").splitlines(keepends=True) * 2
     words = (HERE / "demo_tokenizer_words.txt").read_text(encoding="utf-8").split()
     for word in words:
@@ -94,7 +94,7 @@ def corpus() -> Iterator[str]:
 
 
 def tool_calls() -> Iterator[str]:
-    """Tool calls in the exact form that a policy writes them."""
+    """Yields tool calls in the exact form that a policy writes them."""
     arguments: list[dict[str, Any]] = [
         {"action": "click", "coordinate": [31 * step % 1000, 47 * step % 1000]} for step in range(1, 60)
     ]
@@ -108,7 +108,7 @@ def tool_calls() -> Iterator[str]:
 
 
 def sums() -> Iterator[str]:
-    """Arithmetic in the form of the math prompts and their answers."""
+    """Yields arithmetic in the form of the math prompts and their answers."""
     for left in range(2, 40, 3):
         for right in range(3, 30, 7):
             yield answered(f"What is {left} + {right}? {left} + {right} = {left + right}.", left + right)

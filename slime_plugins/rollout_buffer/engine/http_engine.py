@@ -321,7 +321,7 @@ class HttpEngine:
         try:
             is_large = len(answer.body) > MAX_BYTES_PARSED_ON_LOOP
             part = await asyncio.to_thread(self._part, answer) if is_large else self._part(answer)
-        except EngineError:
+        except EngineError:  # a refusal or an invalid reply is an answer, too
             self._note_answer()
             raise
         if part.finish_reason != "abort":

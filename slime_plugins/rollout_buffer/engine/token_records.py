@@ -39,7 +39,7 @@ _FORKS: Final = (4, 8, 12)
 EXPERTS_PROBES: Final = (tuple(range(1, 17)), *((*range(1, fork + 1), *range(40, 56 - fork)) for fork in _FORKS))
 """Prompts of ids that every model has. Each later prompt equals the first up to one of ``_FORKS``, and then differs."""
 MAX_SHARE_OF_NOISE: Final = 0.25
-"""Allowed share of differing experts in one position of two prompts with equal prefixes: kernels round."""
+"""Allowed share of differing experts in one position of two prompts with equal prefixes: kernels round differently."""
 
 
 def asked_records(params: SamplingParams) -> frozenset[str]:
@@ -117,7 +117,8 @@ class ReportedExperts:
 
 
 def why_misplaced(reported: Sequence[TokenRecords]) -> str:
-    """Returns, as a predicate of "the engine", why experts of ``EXPERTS_PROBES`` are at wrong positions; empty if not.
+    """Returns, as a predicate of "the engine", why experts of ``EXPERTS_PROBES`` are at wrong positions; empty if they
+    are at the right ones.
 
     Routing depends on earlier tokens only: the first position that differs must be that of the first differing id.
     """

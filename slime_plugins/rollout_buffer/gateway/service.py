@@ -96,6 +96,7 @@ class TurnRequest:
     conversation: Conversation
     images: Mapping[str, Image]
     is_retry: bool = False
+    """True if the client's library sends the request again after an error."""
 
     @property
     def key(self) -> bytes:
@@ -294,7 +295,8 @@ class Gateway:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: TurnRequest, emit: Listener | None = None) -> Answer:
-        """Samples one turn and stores it; a repeated request gets the stored turn, see ``Recording.answered``.
+        """Samples one turn and stores it. A retry, or a repeated request whose answer did not reach its client, gets
+        the stored turn.
 
         ``emit`` gets the beginning of the reply and then its pieces: while they are sampled if the engine streams,
         otherwise once the turn is stored.
@@ -303,7 +305,7 @@ class Gateway:
         reached its client is not trained.
 
         Raises:
-            RequestError: the request is invalid, or (``GoneError``) the session ended meanwhile.
+            RequestError: the request is invalid, or (``GoneError``) the session has ended or reached a limit.
             EngineError: the engine refused the request or is unreachable.
             UnavailableError, StorageFullError: the turn cannot be stored.
         """

@@ -50,7 +50,8 @@ class WrittenTurn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredTurns:
-    """Rows of turns by number, whether their session takes more turns, and the refusal of its latest request."""
+    """Rows of turns in the order of their numbers, whether their session takes more turns, and the refusal of its
+    latest request."""
 
     rows: list[dict[str, Any]]
     takes_turns: bool
