@@ -96,7 +96,7 @@ class _ManagedDevice:
     index: int
     settings: DevicePoolSettings
     worker: Worker | None = None
-    workers_before: int = 0
+    workers_started: int = 0
     state: DeviceState = DeviceState.BOOTING
     health: HealthRecord = field(default_factory=HealthRecord)
     failed_boots: int = 0
@@ -247,7 +247,7 @@ class DeviceManager:
                     "device_id": device.device_id,
                     "state": device.state.value,
                     "leased_by": holders.get(device.device_id),
-                    "workers": device.workers_before,
+                    "workers": device.workers_started,
                     "place": device.place,
                     "last_error": device.last_error,
                     "is_examined": device.is_examined,
@@ -468,8 +468,8 @@ class DeviceManager:
         while device.index < self._devices_wanted():
             device.settings = self._current_settings()
             device.state = DeviceState.RECYCLING if device.is_recycling else DeviceState.BOOTING
-            worker = self._launch(device.settings, device.index, device.workers_before)
-            device.workers_before += 1
+            worker = self._launch(device.settings, device.index, device.workers_started)
+            device.workers_started += 1
             is_up = False
             try:
                 is_up = await self._is_prepared(device, worker) and await self._boots_in_turn(device, worker)

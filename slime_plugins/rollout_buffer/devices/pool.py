@@ -60,7 +60,7 @@ class DevicePool:
         self._settings = settings
         self._owner = f"{owner}-{uuid.uuid4().hex[:8]}"
         self._queues: dict[tuple[Purpose, frozenset[str]], _WaitQueue] = {}
-        self._held: dict[int, LeasedDevice] = {}
+        self._leased: dict[int, LeasedDevice] = {}
         self._watches: dict[int, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         """The renewal of leases and one task per queue; empty while the pool is not started."""
@@ -177,8 +177,8 @@ class DevicePool:
         started, self._background = bool(self._background), []
         for queue in self._queues.values():
             queue.fail(DeviceError("the device pool was closed"))
-        for held in list(self._held.values()):
-            self._give_back(held)
+        for device in list(self._leased.values()):
+            self._give_back(device)
         if self._releases:
             await asyncio.wait(self._releases, timeout=_RELEASE_TIMEOUT_S)
         if started:
@@ -216,20 +216,20 @@ class DevicePool:
             queue.fail(EnvironmentSetupError(_what_is_missing(missing)))
 
     def _assign(self, grant: Grant, queue: _WaitQueue) -> None:
-        held = LeasedDevice(
+        device = LeasedDevice(
             lease_id=grant.lease_id,
             device_id=grant.device_id,
             calls=grant.calls,
             settings=self._settings,
             give_back=self._give_back,
         )
-        self._held[grant.lease_id] = held
-        self._watches[grant.lease_id] = asyncio.get_running_loop().create_task(held.watch())
+        self._leased[grant.lease_id] = device
+        self._watches[grant.lease_id] = asyncio.get_running_loop().create_task(device.watch())
         waiter = queue.take_first()
         if waiter is None:
-            self._give_back(held)
+            self._give_back(device)
         else:
-            waiter.set_result(held)
+            waiter.set_result(device)
 
     def _return_unclaimed(self, waiter: asyncio.Future[LeasedDevice]) -> None:
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
@@ -260,21 +260,21 @@ class DevicePool:
         while True:
             await asyncio.sleep(self._settings.lease_timeout_s / 3)
             try:
-                lost = await self._manager.renew(self._owner, list(self._held))
+                lost = await self._manager.renew(self._owner, list(self._leased))
             except DeviceError as error:
                 logger.warning("leases could not be renewed: %s", error)
                 continue
             for lease_id in lost:
-                held = self._held.get(lease_id)
-                if held is not None:
-                    held.mark_lost()
+                device = self._leased.get(lease_id)
+                if device is not None:
+                    device.mark_lost()
 
-    def _give_back(self, held: LeasedDevice) -> None:
+    def _give_back(self, device: LeasedDevice) -> None:
         """Returns the device in the background: a cancelled episode cannot wait."""
-        if self._held.pop(held.lease_id, None) is None:
+        if self._leased.pop(device.lease_id, None) is None:
             return
-        self._watches.pop(held.lease_id).cancel()
-        task = asyncio.get_running_loop().create_task(self._manager.release(held.lease_id, held.report()))
+        self._watches.pop(device.lease_id).cancel()
+        task = asyncio.get_running_loop().create_task(self._manager.release(device.lease_id, device.report()))
         self._releases.add(task)
         task.add_done_callback(self._log_failure)
 
@@ -302,7 +302,7 @@ def _counts_in_words(states: Counter[str]) -> str:
 
 
 def _commonest_error(devices: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the most frequent error of failed devices; "" if none has failed."""
+    """Returns the most frequent error of failed devices with its count, as a suffix; "" if none has failed."""
     errors = Counter(str(device["last_error"]) for device in devices if device["last_error"])
     return "".join(f"; {count} failed: {error}" for error, count in errors.most_common(1))
 

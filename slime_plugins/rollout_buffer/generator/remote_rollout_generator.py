@@ -194,7 +194,7 @@ class RemoteRolloutGenerator:
             await asyncio.sleep(backoff_s(tried, first_s=1.0, longest_s=MAX_RETRY_PAUSE_S))
             try:
                 return await self._exchange(method, path, body)
-            except (aiohttp.ClientError, OSError, _BusyError) as error:
+            except (aiohttp.ClientError, OSError) as error:
                 problem = f"{type(error).__name__}: {error}"
         problem = f"the rollout server gave no usable answer to {path} ({problem}); tried {TRIES} times"
         raise EnvironmentSetupError(problem)  # not EngineError: the runner pauses a job for its engine alone
@@ -206,7 +206,7 @@ class RemoteRolloutGenerator:
         url = f"{self._server_url}{path}"
         async with self._http.request(method, url, json=body, timeout=timeout, allow_redirects=False) as response:
             if response.status in (429, 502, 503, 504):
-                raise _BusyError(f"it answered {response.status}")
+                raise aiohttp.ClientConnectionError(f"the rollout server is busy (status {response.status})")
             if response.status != 200:
                 raise EnvironmentSetupError(
                     f"the rollout server refused {path} with {response.status}: {(await response.text())[:500]}"
@@ -231,10 +231,6 @@ def _end_of(final: Mapping[str, Any]) -> EndBody:
     if not end.status and not end.finish_reason:
         raise JudgeError("the rollout server's final response has neither status nor finish_reason")
     return end
-
-
-class _BusyError(Exception):
-    """The rollout server is busy; ``_call_until_answered`` retries."""
 
 
 def _server_url(options: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from slime_plugins.rollout_buffer.rules.heartbeats import DEVICES
 logger = logging.getLogger(__name__)
 
 SUMMARY_INTERVAL_S = 60.0
-TIMEOUT_S = 15.0
+REPORT_TIMEOUT_S = 15.0
 _LOGGED_STATES = ("quarantined", "recycling")
 
 
@@ -58,7 +58,7 @@ class DeviceWatch:
     async def _ask(self, generator: ReportsDevices) -> Mapping[str, Any]:
         """Returns the generator's report; if the devices died, a report with the reason under ``unreachable``."""
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
                 return await generator.devices()
         except DeviceError as error:
             if error.detail.get("fault") != DIED:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,7 @@ class GeneratorDiscovery:
         self._folders = folders
         self._file_timeout_s = file_timeout_s
         self._clock = clock
-        self._process: subprocess.Popen[bytes] | None = None
-        """The listing in progress. ``_start`` opens ``_progress``, ``_answer`` and ``_error_output`` for it."""
+        self._listing: _Listing | None = None
         self._slow_file: str | None = None
         """The file that was last logged as slow."""
 
@@ -63,14 +62,14 @@ class GeneratorDiscovery:
         Raises:
             ConfigError: the generators could never be listed, whichever files are skipped.
         """
-        if self._process is None and self.catalog is not None and self.catalog["files"] == self._files:
+        if self._listing is None and self.catalog is not None and self.catalog["files"] == self._files:
             return
-        if self._process is None:
+        if self._listing is None:
             self._start()
-        elif self._process.poll() is None:
-            self._watch()
+        elif self._listing.process.poll() is None:
+            self._watch(self._listing)
         else:
-            self._collect(self._process.returncode)
+            self._collect(self._listing)
 
     def read_file_times(self) -> None:
         """Reads the files' times, so that ``reconcile`` notices changes; may wait for the disk."""
@@ -80,62 +79,44 @@ class GeneratorDiscovery:
         """Returns a sentence on the first listing; None once there is a list."""
         if self.catalog is not None:
             return None
-        file, loading_s = self._loading()
+        file, loading_s = self._listing.loading() if self._listing else ("", 0.0)
         return f"generators are being listed: {file or 'the registry'} has been loading for {loading_s:.0f} s"
 
     def stop(self) -> None:
         """Kills the listing process."""
-        if self._process is not None:
-            self._kill(self._process)
-            self._close()
+        if self._listing is not None:
+            self._listing.close()
+            self._listing = None
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._progress = Heartbeat(clock=self._clock)
-        self._answer, self._error_output = os.memfd_create("generators"), os.memfd_create("generator errors")
-        self._started_at = self._clock()
         self.skipped = {
             file: why for file, why in self.skipped.items() if self._files.get(file) == self._skipped_as[file]
         }
-        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
-        command += ["--progress-fd", str(self._progress.descriptor)]
-        for file in self.skipped:
-            command += ["--skip", file]
-        try:
-            self._process = subprocess.Popen(
-                [*command, *map(str, self._folders)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._answer,
-                stderr=self._error_output,
-                pass_fds=(self._progress.descriptor,),
-                start_new_session=True,
-                preexec_fn=functools.partial(die_with_parent, os.getpid()),
-            )
-        except OSError:
-            self._close()
-            raise
+        self._listing = _Listing(self._folders, self.skipped, self._clock)
 
-    def _watch(self) -> None:
-        file, loading_s = self._loading()
+    def _watch(self, listing: _Listing) -> None:
+        file, loading_s = listing.loading()
         if loading_s > SLOW_AFTER_S and file != self._slow_file:
             self._slow_file = file
             logger.warning("%s is slow to load; the limit is %.0f s",
                            f"generator file {file}" if file else "the registry", self._file_timeout_s)  # fmt: skip
-        if loading_s > self._file_timeout_s and self._process is not None:
-            self._kill(self._process)
+        if loading_s > self._file_timeout_s:
+            self.stop()
             self._skip_file(file, f"it did not load within {self._file_timeout_s:.0f} s")
 
-    def _collect(self, code: int) -> None:
+    def _collect(self, listing: _Listing) -> None:
+        file, _ = listing.loading()
+        code, (answer, error_output) = listing.process.returncode, listing.output()
+        self.stop()
         try:
             if code != 0:
                 raise ValueError(f"exit code {code}")
-            catalog: dict[str, Any] = json.loads(self._read(self._answer))
+            catalog: dict[str, Any] = json.loads(answer)
         except ValueError as error:
-            output = self._read(self._error_output)[-MAX_ERROR_CHARACTERS:]
-            self._skip_file(self._loading()[0], f"loading it ended the process ({error}):\n{output}")
+            self._skip_file(file, f"loading it ended the process ({error}):\n{error_output[-MAX_ERROR_CHARACTERS:]}")
             return
-        self._close()
         catalog["broken_generators"] |= {Path(file).name: reason for file, reason in self.skipped.items()}
         for name, reason in catalog["broken_generators"].items():
             logger.error("generator file %s does not load:\n%s", name, reason)
@@ -144,7 +125,6 @@ class GeneratorDiscovery:
     def _skip_file(self, file: str, reason: str) -> None:
         """Skips a file in the next listing. If the file is unknown or is skipped already, or ``MAX_SKIPPED`` files are,
         the previous list holds."""
-        self._close()
         if not file or file in self.skipped or len(self.skipped) >= MAX_SKIPPED:
             if self.catalog is None:
                 raise ConfigError(f"the generators cannot be listed: {reason}")
@@ -155,27 +135,61 @@ class GeneratorDiscovery:
         self.skipped[file] = reason
         self._skipped_as[file] = self._files.get(file)
 
-    @staticmethod
-    def _kill(process: subprocess.Popen[bytes]) -> None:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
-    def _loading(self) -> tuple[str, float]:
+class _Listing:
+    """A process that lists the generators, without the files in ``skipped``.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+
+    def __init__(self, folders: Sequence[Path], skipped: Iterable[str], clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_at = clock()
+        self._progress = Heartbeat(clock=clock)
+        self._answer, self._error_output = os.memfd_create("generators"), os.memfd_create("generator errors")
+        command = [sys.executable, "-m", "slime_plugins.rollout_buffer.generator"]
+        command += ["--progress-fd", str(self._progress.descriptor)]
+        for file in skipped:
+            command += ["--skip", file]
+        try:
+            self.process = subprocess.Popen(
+                [*command, *map(str, folders)],
+                stdin=subprocess.DEVNULL,
+                stdout=self._answer,
+                stderr=self._error_output,
+                pass_fds=(self._progress.descriptor,),
+                start_new_session=True,
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
+            )
+        except OSError:
+            self._close_files()
+            raise
+
+    def loading(self) -> tuple[str, float]:
         """Returns the file being loaded, and for how many seconds."""
-        if self._process is None:
-            return "", 0.0
         beat = self._progress.last()
         if beat is None:
             return "", self._clock() - self._started_at
         return str(beat.detail.get("file", "")), beat.age_s
 
-    def _read(self, descriptor: int) -> str:
-        size = os.fstat(descriptor).st_size
-        return os.pread(descriptor, size, 0).decode(errors="replace")
+    def output(self) -> tuple[str, str]:
+        """Returns what the process has printed, and its error output."""
+        return _read(self._answer), _read(self._error_output)
 
-    def _close(self) -> None:
-        self._process = None
+    def close(self) -> None:
+        """Kills the process if it runs."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self._close_files()
+
+    def _close_files(self) -> None:
         self._progress.close()
         os.close(self._answer)
         os.close(self._error_output)
+
+
+def _read(descriptor: int) -> str:
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, size, 0).decode(errors="replace")

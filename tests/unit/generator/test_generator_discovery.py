@@ -117,10 +117,10 @@ def test_what_is_stopped_while_it_lists_ends(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
     discovery = GeneratorDiscovery([tmp_path])
     discovery.reconcile()
-    process = discovery._process
-    assert process is not None
+    listing = discovery._listing
+    assert listing is not None
     discovery.stop()
-    assert process.poll() is not None
+    assert listing.process.poll() is not None
     discovery.stop()
 
 

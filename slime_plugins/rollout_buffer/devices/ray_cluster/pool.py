@@ -79,7 +79,7 @@ class _RemoteDeviceManager:
         self._ray_address = ray_address
         self._farm = farm
         self._actor: Any = None
-        self._began = time.monotonic()
+        self._created_at = time.monotonic()
         self._connected_here = False
 
     async def configure(self, settings: Mapping[str, Any], *, new_start: bool = False) -> None:
@@ -111,7 +111,7 @@ class _RemoteDeviceManager:
 
     async def snapshot(self) -> dict[str, Any]:
         if self._actor is None:
-            if (waited_s := time.monotonic() - self._began) < _JOIN_TIMEOUT_S:
+            if (waited_s := time.monotonic() - self._created_at) < _JOIN_TIMEOUT_S:
                 raise DeviceError("the device manager is not connected yet")
             raise device_died(f"the Ray cluster at {self._ray_address} could not be joined for {waited_s:.0f} s")
         return cast("dict[str, Any]", await _ask(self._actor.snapshot, timeout_s=_CALL_TIMEOUT_S))

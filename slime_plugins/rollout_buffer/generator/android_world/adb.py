@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Sequence
 
@@ -27,9 +26,7 @@ class AdbServer:
     def run(self, *words: str, timeout_s: float = _COMMAND_TIMEOUT_S) -> tuple[bool, str]:
         """Runs an adb command; returns whether it succeeded, and what it printed or why it did not run."""
         try:
-            result = subprocess.run(
-                [*self._command, *words], capture_output=True, timeout=timeout_s, check=False, env=dict(os.environ)
-            )
+            result = subprocess.run([*self._command, *words], capture_output=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired:
             return False, f"no answer within {timeout_s:g} s"
         except OSError as error:

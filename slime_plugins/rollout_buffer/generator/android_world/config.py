@@ -191,7 +191,8 @@ def _host_settings(environment: Mapping[str, str], assignments: Sequence[str]) -
 
 
 def _with_device(layers: Sequence[config_sources.Layer]) -> config_sources.Layer:
-    """Merges the layers above the defaults of their device, which is ``REAL_DEVICE`` if only other keys imply it."""
+    """Merges the layers over the defaults of their device. Without ``device``, keys of emulators or a pool size imply
+    ``REAL_DEVICE``."""
     layer = config_sources.merged(layers)
     has_pool_size = POOL_SIZE_KEY in layer.values and layer.values.get("device_pool") != PoolKind.LOCAL.value
     if "device" not in layer.values and (has_pool_size or KEYS_OF_EMULATORS & layer.values.keys()):

@@ -138,7 +138,7 @@ class AttachedHost:
     # ---- connecting
 
     def _await_up(self, timeout_s: float) -> None:
-        """Connects to the device until Android answers; then stores its name on it and switches animations off.
+        """Tries to connect until Android answers; then stores the device's name on it and switches animations off.
 
         Raises:
             DeviceError: Android does not answer within the timeout, or adb may not use the device; the message has

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-_SAMPLED_EVERY = 4
-_MOVED_SHARE = 0.002
-_PIXEL_TOLERANCE = 8
+_SAMPLED_EVERY = 4  # every 4th pixel of every 4th row is compared
+_MAX_CHANGED_SHARE = 0.002  # of these pixels
+_COLOR_TOLERANCE = 8  # a smaller difference of a color value is not a change
 
 
 class Stability(StrEnum):
@@ -39,8 +39,8 @@ class ScreenSample:
         if self.pixels.shape != other.pixels.shape or self.elements != other.elements:
             return False
         mine, theirs = (each.pixels[::_SAMPLED_EVERY, ::_SAMPLED_EVERY].astype(np.int16) for each in (self, other))
-        moved = (np.abs(mine - theirs) > _PIXEL_TOLERANCE).any(axis=-1)
-        return float(moved.mean()) <= _MOVED_SHARE
+        is_changed = (np.abs(mine - theirs) > _COLOR_TOLERANCE).any(axis=-1)
+        return float(is_changed.mean()) <= _MAX_CHANGED_SHARE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
