@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slime_plugins.rollout_buffer.devices.leased_device import device_died
-from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError, EpisodeError
 from slime_plugins.rollout_buffer.install_hints import install_extra
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ class SharedBrowsers:
         """Runs ``work`` on the browsers' loop and returns its result.
 
         Raises:
+            ConfigError, EpisodeError: ``work`` raised it.
             DeviceError: the page or its browser failed, is lost, or exceeded ``timeout_s``.
         """
         if opened is not None and opened.lost:
@@ -161,7 +162,7 @@ class SharedBrowsers:
             if opened is not None and opened.lost:
                 raise device_died(opened.lost) from timeout
             raise DeviceError(f"{doing} took longer than {timeout_s:g} s") from timeout
-        except (ConfigError, DeviceError):
+        except (ConfigError, EpisodeError):
             raise
         except Exception as error:  # the boundary to Playwright, which also raises errors of its transport
             if opened is not None and opened.lost:
@@ -178,7 +179,7 @@ class SharedBrowsers:
         try:
             async with asyncio.timeout(timeout_s):
                 return await work()
-        except (ConfigError, DeviceError):
+        except (ConfigError, EpisodeError):
             raise
         except Exception:  # including the timeout: a stopped browser raises nothing
             if opened is None or not opened.lost:
