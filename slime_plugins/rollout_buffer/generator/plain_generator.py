@@ -79,6 +79,7 @@ def query_single_turn(
                 break
     if not reason or reason == "abort":
         raise EngineError(f"no reply in {QUERY_TRIES} tries: {problem}")
+    # As in slime, the reply replaces a message of the assistant at the end.
     prompt = messages[:-1] if messages and messages[-1]["role"] == "assistant" else messages
     return [*prompt, {"role": "assistant", "content": text}], reason
 

@@ -69,7 +69,8 @@ class Plugin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """``plugins`` by task type. ``broken`` holds the place and traceback of the error of each file that failed."""
+    """``plugins`` by task type. ``broken`` holds, for each file that cannot be used, the reason: place and traceback of
+    its error, or another file with its task type."""
 
     plugins: dict[str, Plugin] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)

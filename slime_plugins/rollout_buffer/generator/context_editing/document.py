@@ -56,7 +56,6 @@ class ChunkIndex:
     """A document in chunks of ``chunk_words`` words, with a BM25 index. Neighbours share ``overlap`` words."""
 
     def __init__(self, text: str, *, chunk_words: int, overlap: int) -> None:
-
         self.chunks = _cut(text, chunk_words, overlap)
         terms = [_terms(chunk) for chunk in self.chunks]
         self._scorer = _scorer(terms) if any(terms) else None

@@ -151,6 +151,6 @@ class GuiAgentGenerator(ABC, Generic[SettingsT]):
         return await self._pool.snapshot()
 
     async def close(self) -> None:
-        """Returns the devices; they stay up for the next job."""
+        """Returns the devices; devices on Ray stay up for the next job."""
         if self._pool is not None:
             await self._pool.close()

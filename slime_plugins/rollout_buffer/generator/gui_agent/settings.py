@@ -81,7 +81,8 @@ class GuiAgentSettings(PoolSettings):
 
 
 def devices_run_on_ray(load_settings: Callable[[Mapping[str, Any]], PoolSettings]) -> bool:
-    """Returns True if this host's devices live in a Ray cluster; invalid settings are reported when a job starts."""
+    """Returns True if this host's devices run in a Ray cluster; False if the settings are invalid, which a job's start
+    reports."""
     try:
         return load_settings({}).device_pool is PoolKind.RAY
     except ConfigError:

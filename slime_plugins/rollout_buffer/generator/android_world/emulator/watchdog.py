@@ -35,7 +35,7 @@ _ADB_SERVER_CHECKS = 2
 
 
 def main(words: list[str]) -> int:
-    """Returns the emulator's exit code."""
+    """Runs the emulator until it exits or the worker is gone; returns the emulator's exit code."""
     folder, avd, adb, port, serial, stop_timeout_s, _, *command = words
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
     try:
         records.add("emulator", child.pid)
         _adb(adb, port, "start-server")
-        while child.poll() is None and not _owner_is_gone():
+        while child.poll() is None and not _is_worker_gone():
             records.add_adb_server(int(port))
             _register_emulator(serial, int(port))
         if child.poll() is None:
@@ -160,7 +160,7 @@ def _leave(*_: object) -> None:
     raise SystemExit(143)
 
 
-def _owner_is_gone() -> bool:
+def _is_worker_gone() -> bool:
     readable, _, _ = select.select([sys.stdin], [], [], _POLL_S)
     return bool(readable) and not os.read(sys.stdin.fileno(), 1)
 

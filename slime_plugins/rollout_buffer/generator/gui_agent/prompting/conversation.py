@@ -48,7 +48,7 @@ class Conversation:
         self._keep_image(observation.screenshot)
 
     def add_observation(self, observation: Observation, *, turn: int, max_turns: int, reply: ParsedReply) -> bool:
-        """Renders the prompt after turn ``turn``; returns False and changes nothing if it leaves no room for a reply.
+        """Renders the prompt after turn ``turn``; returns False and records nothing if it leaves no room for a reply.
 
         ``reply`` is that turn's parsed reply.
         """
@@ -63,7 +63,7 @@ class Conversation:
         return True
 
     def add_reply(self, reply: GenerateReply) -> str:
-        """Records a reply and returns its text, up to the first image token if one was sampled."""
+        """Records a reply that is not empty, and returns its text, up to the first image token if one was sampled."""
         self._image_tokens.compare(self.prompt.images, _tokens_of_images(self.prompt, reply))
         generation = reply.as_generation(
             self.prompt.ids,
@@ -92,6 +92,7 @@ class Conversation:
         self._images.setdefault(screenshot.sha256, screenshot)
 
     def _expanded_length(self, prompt: Prompt) -> int:
+        """Returns the length of a prompt in which the tokens of each image replace its placeholder."""
         return len(prompt.ids) - len(prompt.images) + self._image_tokens.tokens(prompt.images)
 
 
