@@ -177,7 +177,7 @@ class Buffer:
         """Returns the settings of a job, with the options of its generator."""
         with self.store.read() as connection:
             options = job_rows.options_of(connection, job.key)
-        return JobSettings.model_validate({**job.settings.kept, **options})
+        return JobSettings.model_validate({**job.settings.all_values, **options})
 
     def jobs(self) -> list[JobRecord]:
         """Returns every job, newest first."""

@@ -78,5 +78,5 @@ def settings_for_display(store: Store, job: JobRecord) -> dict[str, Any]:
     """Returns what a job keeps of its start payload, settings and options, with secrets redacted."""
     with store.read() as connection:
         options = job_rows.options_of(connection, job.key)
-    shown: dict[str, Any] = redacted_values({**job.settings.kept, **options})
+    shown: dict[str, Any] = redacted_values({**job.settings.all_values, **options})
     return shown

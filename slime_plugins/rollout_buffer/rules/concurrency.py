@@ -58,7 +58,7 @@ class Load:
 
     playing: float
     """Episodes that ran, including those that waited for a device."""
-    wanted: bool
+    is_limiting: bool
     """True if an episode waited for the limit: a larger limit would have admitted it."""
     rate: float | None = None
     """Throughput: tokens per second, or episodes per second."""
@@ -110,7 +110,7 @@ def adjust(now: ConcurrencyState, load: Load, bounds: Bounds) -> ConcurrencyStat
         return _decreased(after, bounds, min(now.limit, max(1.0, load.playing)), Reason.ENGINE_QUEUES)
     if now.limit > ceiling:
         return replace(after, limit=ceiling, reason=Reason.DEVICES, searching=False)
-    if not load.wanted:
+    if not load.is_limiting:
         return replace(after, reason=Reason.NOT_USED)
     if load.playing > now.limit + 0.5:
         return after

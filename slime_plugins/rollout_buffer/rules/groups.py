@@ -171,9 +171,9 @@ def filter_item(member: Member, policy: GroupPolicy) -> bool:
 
 
 def normalize_group_data(members: Members, policy: GroupPolicy) -> Members:
-    """Returns the members unchanged, or with z-scored rewards if the job sets ``normalize_rewards``.
+    """Fills in ``raw_reward``, the reward before normalization; z-scores rewards if the job sets ``normalize_rewards``.
 
-    ``raw_reward`` is the reward before normalization.
+    Rewards of evaluations, and of groups with n = 1, are not normalized.
     """
     members = [replace(one, raw_reward=one.reward if one.raw_reward is None else one.raw_reward) for one in members]
     if not policy.normalize_rewards or policy.evaluation or policy.group_size == 1:

@@ -57,7 +57,8 @@ MISSING = (MemberOutcome.GIVEN_UP, MemberOutcome.FAILED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedMember:
-    """One of the n members of a closed group; None is unknown. A missing member has no reward.
+    """One of the n members of a closed group; None is unknown. The reward of a missing member is known
+    only if its trajectory was written late.
 
     ``seconds`` is the duration of its successful attempt; without one, of its longest attempt. ``dummy`` is true if a
     dummy replaces it in the trained group.
@@ -98,7 +99,7 @@ class BiasRow:
     filtered: int
     """Those that were filtered for their rewards, or their group's."""
     given_up: int
-    """Those that had not come when their group was closed."""
+    """Those without a trajectory when their group was closed."""
     failed: int
     """Those whose slot used up its attempts."""
 
@@ -159,7 +160,7 @@ def bias_table(groups: Sequence[FinishedGroup]) -> list[BiasRow]:
 
 
 def bias_measures(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Returns the total variation distance (0 to 1) between trained and submitted members, by category.
+    """Returns the total variation distance (0 to 1) between trained and submitted members, by property.
 
     ``slowest`` is the slowest quarter's share of the trained members over its share of the submitted. ``given_up``,
     ``failed`` and ``dummies`` are shares of the submitted members. ``reward_shift`` is the mean reward of the trained
@@ -232,12 +233,14 @@ def larger_p_value(strata: Sequence[tuple[Sequence[float], Sequence[float]]]) ->
         if not n or not m:
             continue
         both = sorted([*these, *those])
+        # Equal values share the mean of their ranks.
         ranks = math.fsum((bisect.bisect_left(both, one) + bisect.bisect_right(both, one) + 1) / 2 for one in these)
         above += ranks - n * (n + 1) / 2 - n * m / 2
         ties = math.fsum(count**3 - count for count in Counter(both).values())
         variance += n * m / 12 * ((n + m + 1) - ties / ((n + m) * (n + m - 1)))
     if variance <= 0:
         return 1.0
+    # 0.5 is the continuity correction.
     return 0.5 * math.erfc((above - 0.5) / math.sqrt(2 * variance))
 
 

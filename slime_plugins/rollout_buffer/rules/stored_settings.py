@@ -19,7 +19,8 @@ DEFAULT_GROUP_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSettings:
-    """Settings of a job; ``JobSettings`` documents each. ``kept`` has all, without the generator's options."""
+    """Settings of a job; ``JobSettings`` documents each. ``all_values`` has all, without the generator's
+    options."""
 
     tokenizer_path: str | None = None
     generation_cap: int | None = None
@@ -38,23 +39,23 @@ class StoredSettings:
     max_weight_version_lag: int | None = None
     staleness_policy: Literal["admit", "drop", "flag"] | None = None
     pause_when_idle_s: float | None = 3600.0
-    kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    all_values: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 DEFAULTS = StoredSettings()
 
-_NAMES = frozenset(one.name for one in fields(StoredSettings)) - {"generation_cap", "reward_range", "kept"}
+_NAMES = frozenset(one.name for one in fields(StoredSettings)) - {"generation_cap", "reward_range", "all_values"}
 
 
 @lru_cache(maxsize=64)
 def parse_settings(text: str) -> StoredSettings:
     """Parses the settings of a job's row. Cached, since every write and poll reads the row."""
-    kept = json.loads(text)
-    wanted = kept.get("reward_range")
-    params = kept.get("sampling_params") or {}
+    values = json.loads(text)
+    bounds = values.get("reward_range")
+    params = values.get("sampling_params") or {}
     return StoredSettings(
-        generation_cap=params.get("max_new_tokens") or params.get("max_tokens") or kept.get("max_tokens"),
-        reward_range=None if wanted is None else (wanted[0], wanted[1]),
-        kept=MappingProxyType(kept),
-        **{name: value for name, value in kept.items() if name in _NAMES},
+        generation_cap=params.get("max_new_tokens") or params.get("max_tokens") or values.get("max_tokens"),
+        reward_range=None if bounds is None else (bounds[0], bounds[1]),
+        all_values=MappingProxyType(values),
+        **{name: value for name, value in values.items() if name in _NAMES},
     )

@@ -15,7 +15,7 @@ from slime_plugins.rollout_buffer.types import Generation, version_number
 MAX_STEP = 1000
 """A version further ahead of the newest known version is an outlier: a timestamp, or another counter."""
 MAX_FIRST_VERSION = 1_000_000
-"""The limit while no version of the run is known: a run may begin at the number of the last step before it."""
+"""A first version above this is an outlier; a run may begin at the number of the previous run's last step."""
 MAX_STRAGGLER_DISTANCE = 16
 """A late result of the earlier run is at most this many versions behind the end of that run."""
 
@@ -45,7 +45,10 @@ class VersionOrigin(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownVersions:
-    """The versions that a job knows of its trainer's present run, and the last version of the run before."""
+    """The newest version that a job knows of its trainer's present run, and of the run before.
+
+    ``trainer_run`` counts the runs of the trainer; ``began_at`` is when the present run started.
+    """
 
     trainer_run: int
     began_at: float | None
@@ -56,8 +59,8 @@ class KnownVersions:
 def origin_of(version: int, known: KnownVersions, *, attempt_began_at: float | None = None) -> VersionOrigin:
     """Returns the run that a version belongs to; ``attempt_began_at`` is None if unknown.
 
-    Without that time, a version near the end of the earlier run, and far ahead of the present one, is attributed to the
-    earlier run. If that is wrong, it makes no group stale.
+    A version belongs to the earlier run if its attempt began before the present run, or if it is near the end of the
+    earlier run and far ahead of the present run. If the latter is wrong, it makes no group stale.
     """
     if attempt_began_at is not None and known.began_at is not None and attempt_began_at < known.began_at:
         return VersionOrigin.OF_AN_EARLIER_RUN

@@ -79,12 +79,12 @@ class _Window:
     running: int = 0
     waiting: int = 0
     loads: int = 0
-    wanted: bool = False
+    is_limiting: bool = False
 
-    def add(self, playing: int, wanted: bool, load: EngineLoad | None) -> None:
+    def add(self, playing: int, is_limiting: bool, load: EngineLoad | None) -> None:
         self.samples += 1
         self.playing += playing
-        self.wanted = self.wanted or wanted
+        self.is_limiting = self.is_limiting or is_limiting
         if load is not None:
             self.loads += 1
             self.running += load.running
@@ -94,7 +94,7 @@ class _Window:
         """Returns the mean load, without throughput and devices."""
         return Load(
             playing=self.playing / self.samples,
-            wanted=self.wanted,
+            is_limiting=self.is_limiting,
             engine_running=self.running / self.loads if self.loads else None,
             engine_waiting=self.waiting / self.loads if self.loads else None,
         )

@@ -91,6 +91,7 @@ class JobRunner:
     async def _run_generator(self, create_generator: Callable[[], Generator]) -> None:
         job, engine = self._job, None
         try:
+            # A chat server gets messages: its client decodes them from prompts encoded with the envelope's tokenizer.
             tokenizer_path = job.settings.tokenizer_path if job.is_exact else str(ENVELOPE_TOKENIZER_PATH)
             tokenizer = await asyncio.to_thread(load_tokenizer, tokenizer_path) if tokenizer_path else None
             engine = self._connect(tokenizer)

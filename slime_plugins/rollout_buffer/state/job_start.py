@@ -243,7 +243,7 @@ def _free_name(connection: Connection, job: JobRecord) -> str:
 
 def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, packed: PackedInput | None) -> None:
     """Adds the first trainer's settings, options and input to a job that writers have filled."""
-    settings = {**job.settings.kept, **payload.named_settings()}
+    settings = {**job.settings.all_values, **payload.named_settings()}
     changes: dict[str, Any] = {"settings": json.dumps(settings)}
     if packed is not None:
         instance_count = add_input(connection, job, packed, payload.num_epoch)
@@ -257,7 +257,7 @@ def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, pa
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:
     """Applies the payload's changeable settings, engine and skip list; opens what is to be played again."""
     changed = {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
-    settings = {**job.settings.kept, **changed}
+    settings = {**job.settings.all_values, **changed}
     changes: dict[str, Any] = {"settings": json.dumps(settings), "updated_at": now}
     if payload.is_trainers:
         changes["trainer_identity"] = payload.identity
@@ -322,6 +322,6 @@ def _reopen_groups(
 
 def _difference(connection: Connection, job: JobRecord, payload: StartPayload) -> str:
     new = {**payload.settings(), **payload.options}
-    old = {**job.settings.kept, **job_rows.options_of(connection, job.key)}
+    old = {**job.settings.all_values, **job_rows.options_of(connection, job.key)}
     keys = sorted(key for key in {*new, *old} - CHANGEABLE if new.get(key) != old.get(key))
     return "different: " + (", ".join(keys[:8]) or "instances")

@@ -114,7 +114,7 @@ def store_concurrency(store: Store, job_key: int, pid: int, *, limit: int, reaso
 
 def concurrency_of(connection: Connection, job: JobRecord, now: float) -> dict[str, Any]:
     """Returns ``limit``, ``auto`` and, with ``num_process: auto``, ``reason`` and ``engine_waiting``; {} if unknown."""
-    num_process = job.settings.kept.get("num_process")
+    num_process = job.settings.all_values.get("num_process")
     if job.state not in OPEN_STATES or not job.has_runner or num_process is None:
         return {}
     if num_process != "auto":

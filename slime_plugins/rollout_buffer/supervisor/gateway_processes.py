@@ -86,7 +86,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
     """
     settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
     store = Store(settings.data_dir)
-    processes = GatewayProcesses(settings, gateway_policy(60.0))
+    processes = GatewayProcesses(settings, gateway_policy(60.0))  # the default of ``serve``
     records = ChildRecords(settings.data_dir / "gateway_children.json")
     for orphan in records.orphans():  # of a parent that was killed
         orphan.kill()

@@ -3,8 +3,9 @@
 It reconciles the job table with running processes, restarts children that died, expires leases and group timeouts, and
 owns the local Ray. It stores the task types it has found; servers accept only jobs of these.
 
-The main thread watches children and never blocks on a child, the disk or the write lock. A second thread does all
-writes, and retries them while the disk is full or broken; meanwhile the service is read-only.
+The main thread watches children; it never waits for a child or the write lock, and needs no free disk space. A second
+thread does all writes to the store, and retries them while the disk is full or broken; meanwhile the service is
+read-only.
 """
 
 from __future__ import annotations

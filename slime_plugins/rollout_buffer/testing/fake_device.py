@@ -48,14 +48,14 @@ class FakeDevice:
         self.closed = False
         self._task_name = ""
         self._params_idx = 0
-        self._since = 0.0
+        self._reset_at = 0.0
 
     def reset(self, task_name: str, params_idx: int) -> Observation:
         if task_name == "NoSuch":
             raise EnvironmentSetupError(f"there is no task {task_name}")
         self._task_name, self._params_idx = task_name, params_idx
         self.actions = []
-        self._since = time.monotonic()
+        self._reset_at = time.monotonic()
         return self._observation()
 
     def step(self, action: Any) -> Observation:
@@ -79,7 +79,7 @@ class FakeDevice:
         return {"pid": str(os.getpid())}
 
     def lost(self) -> str:
-        dead = self._task_name == "Dies" and time.monotonic() > self._since + DIES_AFTER_S
+        dead = self._task_name == "Dies" and time.monotonic() > self._reset_at + DIES_AFTER_S
         return "the fake device has died" if dead else ""
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ COUNTS = st.floats(0, 4096)
 LOADS = st.builds(
     Load,
     playing=COUNTS,
-    wanted=st.booleans(),
+    is_limiting=st.booleans(),
     rate=st.none() | st.floats(0, 1e6),
     engine_running=st.none() | COUNTS,
     engine_waiting=st.none() | COUNTS,
@@ -54,8 +54,8 @@ def test_the_limit_rises_to_its_bound_while_devices_idle_and_nothing_queues(
     for load in loads:
         now = adjust(now, load, bounds)
     for _ in range(bounds.max_limit + 100):
-        now = adjust(now, Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free), bounds)
-    reached = Load(playing=now.limit, wanted=True, rate=10.0 * now.limit, devices_free=free)
+        now = adjust(now, Load(playing=now.limit, is_limiting=True, rate=10.0 * now.limit, devices_free=free), bounds)
+    reached = Load(playing=now.limit, is_limiting=True, rate=10.0 * now.limit, devices_free=free)
     assert adjust(now, reached, bounds).limit >= min(bounds.max_limit, now.limit + (free > 0))
 
 
@@ -64,7 +64,7 @@ def test_the_limit_falls_when_the_engine_queues(bounds: Bounds, loads: list[Load
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
-    queued = Load(playing=now.limit, wanted=True, engine_running=running, engine_waiting=running + 2, rate=1.0)
+    queued = Load(playing=now.limit, is_limiting=True, engine_running=running, engine_waiting=running + 2, rate=1.0)
     after = adjust(now, queued, bounds)
     assert after.reason is Reason.ENGINE_QUEUES
     assert after.limit < now.limit or after.limit == bounds.min_limit
@@ -75,7 +75,7 @@ def test_the_limit_falls_when_the_engine_queues(bounds: Bounds, loads: list[Load
 @given(st.integers(4, 1000), st.integers(1, 64))
 def test_the_limit_rises_while_devices_idle_and_nothing_queues(limit: int, free: int) -> None:
     now = ConcurrencyState(limit=limit, searching=False)
-    load = Load(playing=limit, wanted=True, engine_running=limit, engine_waiting=0, devices_free=free)
+    load = Load(playing=limit, is_limiting=True, engine_running=limit, engine_waiting=0, devices_free=free)
     assert limit < adjust(now, load, SOME).limit <= limit + SOME.step
 
 
@@ -83,7 +83,7 @@ def test_the_first_search_doubles_and_ends_where_more_bring_nothing() -> None:
     now, limits = initial_state(SOME), []
     for _ in range(6):
         limits.append(now.limit)
-        now = adjust(now, Load(playing=now.limit, wanted=True, rate=min(now.limit, 100.0)), SOME)
+        now = adjust(now, Load(playing=now.limit, is_limiting=True, rate=min(now.limit, 100.0)), SOME)
     assert limits == [16, 32, 64, 128, 256, 204]
     assert now.reason is Reason.NO_GAIN
 
@@ -92,7 +92,7 @@ def test_the_first_search_doubles_and_ends_where_more_bring_nothing() -> None:
 def test_the_limit_settles_where_the_rate_stops_growing(knee: int) -> None:
     now, limits = initial_state(SOME), []
     for _ in range(200):
-        now = adjust(now, Load(playing=now.limit, wanted=True, rate=float(min(now.limit, knee))), SOME)
+        now = adjust(now, Load(playing=now.limit, is_limiting=True, rate=float(min(now.limit, knee))), SOME)
         limits.append(now.limit)
     settled = limits[100:]
     assert min(settled) >= 0.75 * knee
@@ -101,14 +101,14 @@ def test_the_limit_settles_where_the_rate_stops_growing(knee: int) -> None:
 
 def test_there_are_no_more_episodes_than_devices_and_a_few_that_wait() -> None:
     now = ConcurrencyState(limit=200)
-    after = adjust(now, Load(playing=200, wanted=True, devices_free=0, devices_waited_for=136), SOME)
+    after = adjust(now, Load(playing=200, is_limiting=True, devices_free=0, devices_waited_for=136), SOME)
     assert (after.limit, after.reason) == (68, Reason.DEVICES)
-    assert adjust(after, Load(playing=68, wanted=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
+    assert adjust(after, Load(playing=68, is_limiting=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
 
 
 def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> None:
     now = ConcurrencyState(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
-    assert adjust(now, Load(playing=80, wanted=True, rate=1.0), SOME).limit == 64
+    assert adjust(now, Load(playing=80, is_limiting=True, rate=1.0), SOME).limit == 64
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

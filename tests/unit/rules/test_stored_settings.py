@@ -11,7 +11,7 @@ import pytest
 from slime_plugins.rollout_buffer.rules.stored_settings import StoredSettings, parse_settings
 from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 
-TYPED = [one.name for one in fields(StoredSettings) if one.name not in ("generation_cap", "kept")]
+TYPED = [one.name for one in fields(StoredSettings) if one.name not in ("generation_cap", "all_values")]
 
 
 CHANGED: dict[str, Any] = {
@@ -54,6 +54,6 @@ def test_the_cap_of_a_generation_is_the_first_that_was_named(settings: dict[str,
 
 def test_what_only_a_generator_knows_is_kept_and_cannot_be_changed() -> None:
     settings = parse_settings('{"bonus": 3}')
-    assert settings.kept["bonus"] == 3
+    assert settings.all_values["bonus"] == 3
     with pytest.raises(TypeError):
-        settings.kept["bonus"] = 4  # type: ignore[index]  # that it cannot be assigned is the claim
+        settings.all_values["bonus"] = 4  # type: ignore[index]  # that it cannot be assigned is the claim

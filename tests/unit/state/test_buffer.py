@@ -131,7 +131,7 @@ def test_concurrency_and_tokenizer_path_may_change_when_a_trainer_attaches(buffe
     job = start_played(buffer, job_id="j", num_process=4)
     again = start_played(buffer, job_id="j", num_process=64, tokenizer_path="/moved")
     assert again.key == job.key
-    assert (again.settings.kept["num_process"], again.settings.tokenizer_path) == (64, "/moved")
+    assert (again.settings.all_values["num_process"], again.settings.tokenizer_path) == (64, "/moved")
 
 
 def test_another_payload_under_the_same_id_is_refused_with_what_differs(buffer: Buffer) -> None:

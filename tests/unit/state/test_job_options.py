@@ -16,9 +16,9 @@ OPTIONS: dict[str, Any] = {"a": {"b": [1, 2.5, None, True, 'é"\\']}, "flag": Fa
 
 def test_options_do_not_lie_in_the_row_that_every_write_reads(buffer: Buffer) -> None:
     job = start_external(buffer, job_id="j", **OPTIONS)
-    assert not OPTIONS.keys() & job.settings.kept.keys()
+    assert not OPTIONS.keys() & job.settings.all_values.keys()
     assert buffer.job_settings(job).options == OPTIONS
-    assert settings_for_display(buffer.store, job) == {**job.settings.kept, **OPTIONS}
+    assert settings_for_display(buffer.store, job) == {**job.settings.all_values, **OPTIONS}
 
 
 def test_another_value_of_an_option_is_another_job(buffer: Buffer) -> None:

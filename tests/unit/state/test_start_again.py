@@ -110,8 +110,8 @@ def test_what_was_written_before_any_trainer_came_is_the_first_trainers(buffer: 
     buffer = reopened(buffer)
     job = start_external(buffer, **{**TRAINER, "fresh": fresh, "start_id": "first rollout"})
     assert job.key == made.key
-    assert (job.engine_url, job.settings.kept["sampling_params"]["temperature"]) == ("http://trainer:1", 0.7)
-    assert job.settings.kept["reward_range"] == [0, 1], "the trainer does not say otherwise"
+    assert (job.engine_url, job.settings.all_values["sampling_params"]["temperature"]) == ("http://trainer:1", 0.7)
+    assert job.settings.all_values["reward_range"] == [0, 1], "the trainer does not say otherwise"
     assert uids(buffer, poll(buffer, job)) == ["a0", "a1"]
     assert write(buffer, job, written("b1", "b")) == ["stored"]
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
