@@ -38,7 +38,8 @@ def next_state(current: JobState, verb: str) -> JobState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedAttempts:
-    """Numbers of failed and ended attempts of a job, and the most frequent error code with an example message."""
+    """Numbers of failed and ended attempts of a job. ``code`` is the most frequent error code: ``of_code`` attempts
+    failed with it, one of them with ``message``."""
 
     failed: int
     ended: int

@@ -39,8 +39,8 @@ def facts_of(
     extra_info: Mapping[str, Any], timings_s: Mapping[str, Any], generations: Sequence[Generation]
 ) -> EpisodeFacts:
     """Computes the statistics; a missing or invalid value is None."""
-    played = [value for phase, value in timings_s.items() if phase not in WAITING]
-    phases = [seconds for value in played if (seconds := _at_least_zero(value)) is not None]
+    values = [value for phase, value in timings_s.items() if phase not in WAITING]
+    phases = [seconds for value in values if (seconds := _at_least_zero(value)) is not None]
     return EpisodeFacts(
         success=_success(extra_info),
         turns=_turns(extra_info, generations),

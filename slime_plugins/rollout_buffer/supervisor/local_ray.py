@@ -81,7 +81,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--num-cpus", type=int, default=os.cpu_count() or 1, help="CPUs that Ray may assign")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--address-file", type=Path, help="file to write HOST:PORT to once Ray is ready")
-    where.add_argument("--address-fd", type=int, help="the same as a descriptor of shared memory")
+    where.add_argument("--address-fd", type=int, help="descriptor of shared memory to write it to instead")
     parser.add_argument("--temp-root", default="/tmp", help="Ray's files go below it; must be a short path")
     options = parser.parse_args(arguments)
     if options.num_cpus < 1:
