@@ -86,10 +86,10 @@ class Fingerprint(NamedTuple):
         if self.exact == other.exact:
             return frozenset()
         other = other.read_as(self)
-        found = frozenset(compress(_NAMED_FIELDS, map(ne, self, other)))
-        if "text" in found and self.line_sum == other.line_sum:
-            found = (found - {"text"}) | {"additions"}
-        return found or frozenset({"form"})
+        names = frozenset(compress(_NAMED_FIELDS, map(ne, self, other)))
+        if "text" in names and self.line_sum == other.line_sum:
+            names = (names - {"text"}) | {"additions"}
+        return names or frozenset({"form"})
 
     def read_as(self, held: Fingerprint) -> Fingerprint:
         """Returns this message of a request. If it is a form of ``held`` in which a quote was read as the end of a
@@ -127,16 +127,16 @@ def fingerprint(message: Message, exact: bytes, thinking: Thinking = Thinking.FR
     if message["role"] != ASSISTANT:
         return _with_text_digests(without_text, text, "")
     visible, inline = _split_thoughts(text, thinking)
-    found = _with_text_digests(without_text, visible, inline)
+    completed = _with_text_digests(without_text, visible, inline)
     # A client's history is read as FROM_START. A reply that was itself read as FROM_START is read differently there
     # only if the client sends its visible text alone, and this text quotes ``</think>``.
     if THINK_END not in (visible if thinking is Thinking.FROM_START else text):
-        return found
+        return completed
     as_sent = [
         _with_text_digests(without_text, *_split_thoughts(sent_text))._replace(reasoning=reasoning)
-        for sent_text, reasoning in ((text, found.reasoning), (visible, without_text.reasoning))
+        for sent_text, reasoning in ((text, completed.reasoning), (visible, without_text.reasoning))
     ]
-    return found._replace(as_sent=tuple(one for one in as_sent if one.text != found.text))
+    return completed._replace(as_sent=tuple(one for one in as_sent if one.text != completed.text))
 
 
 def _with_text_digests(message: Fingerprint, visible: str, inline: str) -> Fingerprint:

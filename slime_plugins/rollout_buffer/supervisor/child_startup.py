@@ -17,8 +17,8 @@ def wait_until_healthy(child: ChildProcess, url: str, *, timeout_s: float, error
     """Waits until ``url`` answers without an error.
 
     Raises:
-        RolloutBufferError: an ``error``: the child exited (with the end of its log), or did not answer within
-            ``timeout_s`` (with the path of its log).
+        RolloutBufferError: of the class ``error``. Either the child exited, and the message has the end of its log; or
+            ``url`` did not answer within ``timeout_s``, and the message has the path of the log.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -178,7 +178,7 @@ class _Listing:
         return _read(self._answer), _read(self._error_output)
 
     def close(self) -> None:
-        """Kills the process if it runs."""
+        """Kills the process if it runs, and closes its files."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()

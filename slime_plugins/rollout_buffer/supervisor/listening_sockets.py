@@ -32,15 +32,15 @@ def listening_sockets(addresses: Sequence[tuple[str, int]], *, timeout_s: float)
     if inherited := _inherited_sockets():
         return _by_address(inherited, addresses)
     deadline = time.monotonic() + timeout_s
-    found: list[list[socket.socket]] = []
+    listening: list[list[socket.socket]] = []
     try:
         for host, port in addresses:
-            found.append(_listen(host, port, deadline))
+            listening.append(_listen(host, port, deadline))
     except ConfigError:
-        for one in (one for sockets in found for one in sockets):
+        for one in (one for sockets in listening for one in sockets):
             one.close()
         raise
-    return found
+    return listening
 
 
 def _inherited_sockets() -> list[socket.socket]:
@@ -64,9 +64,9 @@ def _inherited_sockets() -> list[socket.socket]:
 
 
 def _by_address(inherited: Sequence[socket.socket], addresses: Sequence[tuple[str, int]]) -> list[list[socket.socket]]:
-    found = [[one for one in inherited if _listens_at(one, host, port)] for host, port in addresses]
-    if all(found) and sum(map(len, found)) == len(inherited):
-        return found
+    by_address = [[one for one in inherited if _listens_at(one, host, port)] for host, port in addresses]
+    if all(by_address) and sum(map(len, by_address)) == len(inherited):
+        return by_address
     names = [one.getsockname() for one in inherited]
     given = ", ".join(name if isinstance(name, str) else f"{name[0]}:{name[1]}" for name in names)
     for one in inherited:
