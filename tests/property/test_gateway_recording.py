@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slime.utils.mask_utils import Generation, TrainingRow, pack_training_rows
@@ -265,6 +265,7 @@ def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> N
 
 @bounded
 @any_client
+@example([("on", 0, "go on"), ("name", 0, "go on")], 0)  # other messages, but the same ids
 def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves: Any, seed: int) -> None:
     """C5: as many rows as there are turns that no other turn goes on from."""
     client = played(moves, seed)
