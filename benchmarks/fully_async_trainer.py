@@ -2,10 +2,10 @@
 
     python -m benchmarks.fully_async_trainer '{"side": "slime", "seed": 1, ...}'
 
-``side`` ``slime`` collects batches with slime's own ``fully_async_rollout``, ``buffer`` with ``agent_rollout`` from a
-server that runs. The next rollout is asked for before a step, and awaited before the weights get their next version.
-Only what a CPU cannot have is replaced: the sglang packages are empty modules. Prints one JSON object: each trained
-member with the instance, its place in the group, and the lag of its weights.
+With ``"side": "slime"``, slime's own ``fully_async_rollout`` collects the batches; with ``"buffer"``, ``agent_rollout``
+does, from a server that runs already. The next rollout is requested before a step, and awaited before the weights get
+their next version. The sglang packages, which need a GPU, are mocks; episodes and training steps are sleeps. Prints one
+JSON object: the times, the size of the first batch, and each trained member with its instance, slot and weight lag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from slime.rollout.data_source import (  # type: ignore[import-not-found]  # noq
 from slime.utils.types import Sample  # noqa: E402 - as above
 
 CELL: dict[str, Any] = {}
-"""The cell of the table that this process plays; slime imports the function below by its path."""
+"""The settings of this run. They are global, because slime calls ``generate``, found by its path, without them."""
 
 
 async def generate(args: Namespace, sample: Any, sampling_params: Any) -> Any:

@@ -71,15 +71,15 @@ def compose(settings: LaunchSettings, extra: Sequence[str] = (), *, only_train: 
 
 
 def obstacles(settings: LaunchSettings) -> list[str]:
-    """Returns reasons why this run would fail on this slime."""
+    """Returns reasons not to start: what this slime cannot train, and a real model on simulated phones."""
     if not settings.kind.is_android:
         return []
     reasons = [*_model_obstacles(settings), *_row_obstacles(settings)]
     if settings.farm.device == "simulated" and not settings.farm.simulated and not settings.external_buffer:
         reasons.append(
-            f"{settings.farm.path} or its variable has device: simulated: a real model would be trained on simulated "
-            "phones. Name the file of a farm in ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set "
-            "SLIME_SCRIPT_SIMULATED_PHONES=1 if that is meant"
+            f"device: simulated is set in {settings.farm.path} or by its variable {DEVICE_VARIABLES}DEVICE: a real "
+            "model would be trained on simulated phones. Name the file of a farm in "
+            "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG, or set SLIME_SCRIPT_SIMULATED_PHONES=1 if that is meant"
         )
     return reasons
 
@@ -87,14 +87,14 @@ def obstacles(settings: LaunchSettings) -> list[str]:
 def _model_obstacles(settings: LaunchSettings) -> list[str]:
     slime, model = settings.slime, settings.model
     if vision_model(model).native:
-        if settings.backend == "megatron" and trains_qwen3_5_vl(slime):
+        if settings.backend != "megatron":
+            return [f"{model} with its vision tower needs the backend megatron, not {settings.backend}"]
+        if trains_qwen3_5_vl(slime):
             return []
-        return [
-            f"the slime in {slime} cannot train {model} with its vision tower: take slime {TEXT_COMMIT}, with megatron"
-        ]
+        return [f"the slime in {slime} cannot train {model} with its vision tower: take slime {TEXT_COMMIT}"]
     if trains_qwen3_vl(slime):
         return []
-    other = " or one that it can: SLIME_SCRIPT_MODEL_NAME=Qwen3.5-4B" if trains_qwen3_5_vl(slime) else ""
+    other = " or a model that it can load: SLIME_SCRIPT_MODEL_NAME=Qwen3.5-4B" if trains_qwen3_5_vl(slime) else ""
     return [f"the slime in {slime} cannot load {model} into Megatron: take slime {VISION_COMMIT},{other}".rstrip(",")]
 
 
@@ -103,8 +103,8 @@ def _row_obstacles(settings: LaunchSettings) -> list[str]:
         return []
     if not rows_share_weight(settings.slime):
         return [
-            f"the slime in {settings.slime} weighs each row as a trajectory of its own, and mode history makes several "
-            f"of each: take slime {VISION_COMMIT} or later, or examples/android_world/run_android_world.sh"
+            f"the slime in {settings.slime} counts each row as a whole trajectory, but mode history makes several rows "
+            f"of one: take slime {VISION_COMMIT} or later, or run examples/android_world/run_android_world.sh"
         ]
     if settings.without_buffer and vision_model(settings.model).native:
         return [
@@ -248,7 +248,7 @@ def _with_shape(settings: LaunchSettings, train: Sequence[str]) -> list[str]:
 
 
 def _vision_tower(settings: LaunchSettings) -> str:
-    """Adds the vision tower to a language model of slime: the shape begins with ``--spec A B``."""
+    """Returns shell code that puts the vision model into ``--spec A B``, with which ``MODEL_ARGS`` begins."""
     if not settings.kind.is_android or not vision_model(settings.model).native:
         return ""
     return f"MODEL_ARGS[1]={NATIVE_SPEC[0]} && MODEL_ARGS[2]={NATIVE_SPEC[1]} && "

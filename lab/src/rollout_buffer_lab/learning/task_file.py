@@ -36,7 +36,7 @@ TASKS = Path(__file__).parent / "tasks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUpPlan:
-    """How many episodes a new policy imitates, in how many updates of ``batch`` episodes each.
+    """A new policy imitates ``episodes`` episodes in ``updates`` updates of ``batch`` each: every episode many times.
 
     The learning rate rises over the first ``rising`` updates.
     """
@@ -167,7 +167,7 @@ def find_task(name: str, folder: Path | None) -> TaskFile:
     """Returns the file with ``TASK_TYPE = name`` in a folder, or among the shipped ones.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded.
+        ConfigError: there is none, or one of the task files in the folder cannot be loaded.
     """
     tasks: dict[str, TaskFile] = {}
     for path in sorted((folder or TASKS).glob("*.py")):

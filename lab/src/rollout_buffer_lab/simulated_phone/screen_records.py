@@ -109,7 +109,7 @@ class Field(_Placed):
 
     @property
     def text(self) -> str:
-        """The lines with line feeds between them, because a wrapped line looks like one that ends in a line feed."""
+        """The lines joined by line feeds: a screenshot does not show which lines were only wrapped."""
         return "\n".join(self.lines)
 
 

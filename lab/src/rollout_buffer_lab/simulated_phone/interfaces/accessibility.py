@@ -1,7 +1,8 @@
 """Converts the screen to an accessibility forest or to XML; the forwarder sends the forest repeatedly.
 
 The real forwarder is an app on the device that receives a port by broadcast and then connects to the host. The messages
-are android_env's, which is imported only where they are made, so that the rest of the phone does not need it.
+of the forest and their gRPC service are defined by android_env. Only the functions that use it import it, so that the
+rest of the phone runs without it.
 """
 
 from __future__ import annotations

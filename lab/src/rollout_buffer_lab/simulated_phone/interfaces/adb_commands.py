@@ -1,7 +1,8 @@
 """Answers ``adb -s SERIAL ARGS`` for the simulated phone, with exit code and bytes from the device's state.
 
 Families of shell commands are in separate files; here are adb's own commands (push, pull, install,
-emu, logcat ...) and the table of all of them. Exit codes are the device's: a failing command fails.
+emu, logcat ...) and the table of all of them. ``adb shell`` exits with the exit code of the
+command on the device, as the real adb does.
 """
 
 from __future__ import annotations

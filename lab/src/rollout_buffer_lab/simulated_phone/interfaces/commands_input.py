@@ -37,7 +37,7 @@ def input_commands(handset: EmulatorState) -> Mapping[str, Command]:
 
 
 def press_key(shell: Shell, name: str) -> None:
-    """Presses the key with this name (without ``KEYCODE_``) or Android's number; unknown keys do nothing."""
+    """Presses the key with this name (``KEYCODE_`` may be left out) or number; unknown keys do nothing."""
     name = _KEYS.get(name, name).removeprefix("KEYCODE_")
     if name in _BUTTONS:
         shell.press(_BUTTONS[name])

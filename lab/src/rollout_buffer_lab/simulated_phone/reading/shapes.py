@@ -66,7 +66,7 @@ def fields(surfaces: SurfaceMap) -> list[FieldShape]:
 
 
 def sliders(surfaces: SurfaceMap) -> list[SliderShape]:
-    """Returns the sliders. At an end of the track the thumb hides it, so there the thumb's middle is the end."""
+    """Returns the sliders. A thumb at an end of its track hides that end: its middle is taken for it."""
     shapes = []
     for box in boxes(surfaces.mask(Surface.SLIDER_DONE, Surface.SLIDER_REST, Surface.SLIDER_THUMB)):
         area = surfaces.indices[box.top : box.bottom, box.left : box.right]
