@@ -140,7 +140,7 @@ class LeasedDevice:
         return observation
 
     async def step(self, action: Action) -> Observation:
-        """As ``Device.step``; after ``step_timeout_s`` the device counts as hung."""
+        """As ``Device.step``; after ``step_timeout_s`` plus the action's duration the device counts as hung."""
         start = time.monotonic()
         observation = await self._within(
             self._settings.step_timeout_s + (action.duration_s or 0.0),
@@ -161,7 +161,7 @@ class LeasedDevice:
         self._lose(DeviceError(f"the lease of {self._device_id} expired: its runner did not renew it in time"))
 
     async def watch(self) -> None:
-        """Waits for the loss of the device, then interrupts its episode. The pool awaits it during the episode."""
+        """Waits for the loss of the device, then interrupts its episode. The pool runs it during the lease."""
         try:
             while not (why := await self._calls.lost(self.lease_id, _LOSS_CALL_S)):
                 pass

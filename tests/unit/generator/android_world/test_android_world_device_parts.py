@@ -314,6 +314,25 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     _until(lambda: not list(records.iterdir()))
 
 
+def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> None:
+    port = free_port()
+    script = f"import socket, time; server = socket.create_server(('127.0.0.1', {port})); time.sleep(30)"
+    command = [sys.executable, "-S", emulator_watchdog.__file__, str(tmp_path), "clone_0", "/bin/true", str(port)]
+    command += ["emulator-5554", "0.5", "--", "/bin/sleep", "100"]
+
+    def run_adb_server() -> None:
+        with subprocess.Popen([sys.executable, "-c", script]) as adb_server:
+            _until(lambda: any(tmp_path.glob(f"{adb_server.pid}-*")))
+            adb_server.kill()
+
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
+        _until(lambda: len(list(tmp_path.glob("[0-9]*-[0-9]*"))) == 2)
+        run_adb_server()
+        run_adb_server()
+        assert watchdog.stdin is not None
+        watchdog.stdin.close()
+
+
 _OWNER = """
 import subprocess, sys
 watchdog = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)

@@ -122,7 +122,7 @@ class EmulatorProcess:
         """Boots the emulator and returns its endpoint once Android is up. May be called again after a failure.
 
         Raises:
-            ConfigError: as ``check_sdk``.
+            ConfigError: as ``check_sdk`` and ``clone_avd``.
             DeviceError: another process uses the virtual device, or it did not boot in time; everything is cleaned up.
         """
         check_sdk(self._settings)
@@ -148,7 +148,6 @@ class EmulatorProcess:
 
     def restore(self, packages: Collection[str]) -> bool:
         """As ``check_alive``: AndroidWorld restores its apps itself, and its tasks clear other state that they use."""
-        del packages
         return self.check_alive()
 
     def _discard_clone(self) -> None:

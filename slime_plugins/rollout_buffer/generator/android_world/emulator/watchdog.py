@@ -73,7 +73,8 @@ class _Records:
         }
         self._written: list[Path] = []
         self._own_start = _start_of(os.getpid()) or 0
-        self._has_adb_server = False
+        self._adb_server: tuple[int, int | None] = (0, None)
+        """Process id and start time of the adb server that was recorded last."""
 
     def drop_ended(self) -> None:
         """Removes records of exited processes, left by watchdogs that were killed."""
@@ -94,14 +95,15 @@ class _Records:
         self._written.append(path)
 
     def add_adb_server(self, port: int) -> None:
-        """Records the adb server, which adb starts some time after the emulator: the process that listens on
-        ``port``."""
-        if self._has_adb_server:
+        """Records the adb server: the process that listens on ``port``. adb starts it some time after the emulator, and
+        again whenever android_env has stopped it."""
+        pid, start = self._adb_server
+        if start is not None and _start_of(pid) == start:
             return
-        for pid in _listeners(port):
-            if (_start_of(pid) or 0) >= self._own_start:
-                self.add("adb_server", pid)
-                self._has_adb_server = True
+        for listener in _listeners(port):
+            if (_start_of(listener) or 0) >= self._own_start:
+                self.add("adb_server", listener)
+                self._adb_server = listener, _start_of(listener)
 
     def clear(self) -> None:
         for path in self._written:
