@@ -120,6 +120,7 @@ class FairShare:
         for claimant, count in held.items():
             by_owner[claimant.owner, claimant.purpose] += count
         return min(
+            # A waiting runner comes before a reservation.
             [claimant for claimant in in_line if not claimant.is_reservation] or in_line[:1],
             key=lambda claimant: (by_owner[claimant.owner, purpose], self.last_served(claimant, now), claimant.owner),
         )

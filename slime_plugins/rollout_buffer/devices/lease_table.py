@@ -42,7 +42,7 @@ class LeaseTable:
     def free_by_kind(self) -> list[tuple[frozenset[str] | None, int]]:
         """Returns each set of capabilities with the number of free devices that have it.
 
-        Sets with fewer capabilities come first, because their devices can play fewer tasks.
+        Sets with fewer capabilities come first, so that devices that can play more tasks stay free.
         """
         counts = Counter(self._free.values())
         return sorted(counts.items(), key=lambda kind: math.inf if kind[0] is None else len(kind[0]))

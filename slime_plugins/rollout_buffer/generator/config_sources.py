@@ -77,8 +77,8 @@ def from_assignments(assignments: Sequence[str], option: str) -> Layer:
     """
     assigned = []
     for text in assignments:
-        key, sign, value = text.partition("=")
-        if not sign or not key.strip():
+        key, equals_sign, value = text.partition("=")
+        if not equals_sign or not key.strip():
             raise ConfigError(f"{option} {text}: must be KEY=VALUE, as in num_workers=8")
         assigned.append((tuple(key.strip().split(".")), value, f"{option} {text}: "))
     return _assigned(assigned)

@@ -143,7 +143,8 @@ class BaseGenerator:
             self.run(input_file, rollout_func, reward_func)
 
     def run(self, input_file: str, rollout_func: RolloutFunction, reward_func: RewardFunction) -> str:
-        """Plays every line ``num_repeat_per_sample`` times and sends each finished item; returns "finished".
+        """Plays every line ``num_repeat_per_sample`` times in each pass and sends each finished item; returns
+        "finished".
 
         Raises:
             GeneratorError: every play failed; names the most frequent error.

@@ -148,7 +148,7 @@ class _JudgeProcess(asyncio.SubprocessProtocol):
 
     @property
     def is_alive(self) -> bool:
-        """False once its output has closed or it has exited."""
+        """False before the process has started, and once it has exited."""
         return not self._gone.done() and self._transport is not None and self._transport.get_returncode() is None
 
     async def ask(self, question: dict[str, str], timeout_s: float) -> dict[str, object] | None:

@@ -11,7 +11,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import POINTS
 
 
 def in_words(elements: Iterable[Mapping[str, Any]]) -> str:
-    """Returns one line for each element: number, kind, text, state, and box.
+    """Returns one line for each element: number, kind, attributes, states, and box.
 
     A box is in the agent's coordinates: ``[left, top, right, bottom]``, from 0 to 999.
     """

@@ -22,7 +22,7 @@ _COLOR_TOLERANCE = 8  # a smaller difference of a color value is not a change
 class Stability(StrEnum):
     """How the wait for a stable screen ended."""
 
-    SETTLED = "settled"  # the screen changed and then stopped changing
+    SETTLED = "settled"  # the screen changed, if a change was awaited, and then stopped changing
     NO_CHANGE = "no_change"  # the screen did not change within the timeout
     TIMED_OUT = "timed_out"  # the screen still changed at the timeout
 

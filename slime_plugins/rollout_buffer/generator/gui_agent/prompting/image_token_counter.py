@@ -55,7 +55,7 @@ class ImageTokenCounter:
         if counted_by_rule:
             self.mismatch = PromptMismatch(expected=expected, reported=reported)
             _warn_once(str(self._family), expected, reported)
-        if reported >= len(images):
+        if reported >= len(images):  # otherwise it is no count of these images: each has at least one token
             self._measured = -(-reported // len(images))  # per image, rounded up
 
     def _exact(self, image: Image) -> int | None:
