@@ -74,6 +74,8 @@ def _parsed(data: bytes) -> Iterator[Any]:
             continue
         size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
         at += RECORD_HEADER_BYTES
+        if at + size > len(data):
+            return  # the writer is at this record
         content += data[at : at + size]
         at += size
         if kind in (WHOLE, LAST):

@@ -428,7 +428,11 @@ class _TrainingRollout:
         return batch
 
     def _missing(self, fetched: Sequence[Group]) -> int:
-        """Returns the number of missing groups, including replacements for members that could not be played."""
+        """Returns the number of missing groups, including replacements for members that could not be played.
+
+        Raises:
+            GeneratorError: there are groups enough for a batch, and all their members are dummies.
+        """
         needed = self._settings.groups_per_rollout
         if len(fetched) >= needed:
             _refuse_batch_without_training(fetched)

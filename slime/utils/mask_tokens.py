@@ -117,7 +117,7 @@ class ChunkTokenizer:
         return [[known[piece] for piece in pieces] for pieces in pieces_per_text]
 
     def boundary(self, chunk: Chunk, position: int) -> tuple[int, int]:
-        """Returns ``(before, after)``. Tokens up to index ``before`` end at or before this character, and the tokens
+        """Returns ``(before, after)``: tokens before index ``before`` end at or before this character, and the tokens
         from ``after`` on start at or after it. If the two indices differ, the tokens between them cross the character.
         """
         if position <= 0:
