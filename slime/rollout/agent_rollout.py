@@ -342,6 +342,7 @@ class _TrainingRollout:
         """All groups that this rollout has received, also those that stay in slime's buffer for the next one."""
         self._examples: list[RolloutItem] = []
         self._finished_elsewhere: dict[int, list[str]] = {}
+        """Instance ids of groups that finished without being delivered, by pass over the input."""
         self._all_meta_info: list[dict[str, Any]] = []
 
     async def play(self) -> RolloutFnTrainOutput:
@@ -372,7 +373,7 @@ class _TrainingRollout:
         progress = _progress_by_job.get(self._key)
         if progress is None or progress.went_back_to(self._rollout_id):
             self._progress = JobProgress(pass_number=pass_before(self._store.metadata(), self._rollout_id))
-            await self._start(fresh=self._rollout_id == 0)
+            await self._start(fresh=self._rollout_id == 0)  # rollout 0 begins a new training
             _progress_by_job[self._key] = self._progress
         else:
             self._progress = progress
@@ -499,7 +500,7 @@ class _TrainingRollout:
             self._feed.mark_received(delivery)
 
     def _note_newest_delivery(self, delivery: RolloutData) -> None:
-        """Writes the delivery's id into its groups that were received before: its acknowledgement is now theirs."""
+        """Writes the delivery's id into those of its groups that were received before: now its ack is theirs, too."""
         redelivered = {item.uid for item in delivery.items if item.group_index in self._progress.seen_groups}
         for sample in (row for rows in trajectories_of(self._received) for row in rows):
             if sample.prompt in redelivered:  # a Sample's prompt is the uid of its trajectory

@@ -66,7 +66,7 @@ class MetricSink(Protocol):
 
 
 class Tracker:
-    """Sends metrics to sinks. The first failure of a sink is logged; a sink that hangs is skipped until it returns."""
+    """Sends metrics to sinks. Each kind of failure is logged once; a sink that hangs is skipped until it returns."""
 
     def __init__(self, before_filter: Sequence[MetricSink], everything: Sequence[MetricSink]) -> None:
         """``before_filter`` are sinks to which slime itself logs all other metrics; to ``everything`` it logs none."""
@@ -268,4 +268,4 @@ def _picture(data: bytes) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _warn_once(text: str) -> None:
-    logger.warning("%s; further failures are not reported", text)
+    logger.warning("%s; the same failure is not reported again", text)
