@@ -99,7 +99,7 @@ def rows_divisor(args: Any) -> int:
         return 1
     if any(getattr(args, name, None) for name in VIRTUAL_PIPELINE):
         # Virtual stages take micro-batches in whole groups. _check_ranks requires that the step size fills such groups.
-        return int(args.global_batch_size)
+        return step_size(args)
     return ranks * int(getattr(args, "micro_batch_size", None) or 1)
 
 

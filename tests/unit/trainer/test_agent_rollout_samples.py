@@ -218,6 +218,7 @@ def test_a_group_is_padded_or_cut_to_exactly_n() -> None:
         ({"tensor_model_parallel_size": 4}, [3, 2, 2]),
         ({"use_dynamic_batch_size": True}, [3, 2, 2]),
         ({"virtual_pipeline_model_parallel_size": 2, "global_batch_size": 3}, [3, 2, 4]),
+        ({"virtual_pipeline_model_parallel_size": 2, "global_batch_size": None}, [3, 2, 2]),
     ],
 )
 def test_rows_of_fixed_micro_batches_go_evenly_into_the_ranks(changes: dict[str, Any], rows: list[int]) -> None:
