@@ -504,9 +504,9 @@ def _with_options(payload: dict[str, Any], args: Any) -> dict[str, Any]:
 def _limits_of_playing_ahead(args: Any) -> dict[str, int]:
     """Returns the payload's limit of the groups that a job plays ahead of the trainer.
 
-    On-policy, a job plays only the groups of one rollout. Otherwise new groups begin while fewer groups are ready than
-    one rollout needs. Together with the groups in play, about two rollouts are ahead of a trainer that is slower than
-    the devices; for a faster trainer no group waits.
+    On-policy, a job plays only the groups of one rollout. Otherwise it begins new groups only while fewer groups are
+    ready than one rollout needs. Together with the groups in play, about two rollouts are ahead of a trainer that is
+    slower than the devices; for a faster trainer no group waits.
     """
     groups = int(args.rollout_batch_size)
     if _on_policy(args):
