@@ -273,8 +273,8 @@ class MultiTurnLossMaskGenerator:
         that packs into more than one row.
         """
         masked = self._masked_by_type(messages, tools)
-        boundaries = {part.message_index for part in masked.undecided if part.reason is UndecidedReason.BOUNDARY}
-        turns = [RebuiltTurn(turn.start, turn.end, turn.message_index in boundaries) for turn in masked.turns]
+        crossing = {part.position for part in masked.undecided if part.reason is UndecidedReason.BOUNDARY}
+        turns = [RebuiltTurn(turn.start, turn.end, turn.start - 1 in crossing) for turn in masked.turns]
         rebuilt = RebuiltTokens(
             masked.token_ids, masked.loss_mask, turns, self._added_ids, self._special_ids, self.tokenizer.decode
         )

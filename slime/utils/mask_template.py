@@ -48,7 +48,7 @@ class UndecidedError(ValueError):
 class UndecidedReason(StrEnum):
     """Why a part of an assistant turn is not trained although the model may have sampled it."""
 
-    BOUNDARY = "boundary"  # one token contains text of the generation prompt and the first sampled character
+    BOUNDARY = "boundary"  # one token contains text of the turn and text before or after it
     EMPTY_THINKING = "empty_thinking"  # an empty thinking block, attributed to the prompt; it may have been sampled
     DROPPED_REASONING = "dropped_reasoning"  # the message has reasoning that the template leaves out
     DROPPED_CALLS = "dropped_calls"  # the message has tool calls that the template does not render

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from slime.utils import mask_generator
-from slime.utils.mask_utils import MultiTurnLossMaskGenerator, UndecidedReason, register_loss_mask_type
+from slime.utils.mask_utils import Generation, MultiTurnLossMaskGenerator, UndecidedReason, register_loss_mask_type
 from tests import chat_tokenizers
 from tests.mask_conversations import assistant, generator_of, user
 
@@ -141,6 +141,16 @@ def test_a_reply_that_spells_the_token_before_a_users_message_is_trained_to_its_
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
     token_ids, loss_mask = one.get_loss_mask([user("one"), assistant("two <tool_call> three")])
     assert one.get_text_from_loss_mask(token_ids, loss_mask) == ["two <tool_call> three<|im_end|>"]
+
+
+def test_a_token_across_the_end_of_a_turn_merges_no_beginning_in_the_drift() -> None:
+    one = MultiTurnLossMaskGenerator(with_template(SIMPLE.replace("<|im_end|>", "...")), "qwen")
+    masked = one.mask_conversation([user("one"), assistant("two")])
+    assert [part.reason for part in masked.undecided] == ["boundary"]
+    start, end = masked.turns[0].start, masked.turns[0].end
+    sampled = [*one.tokenizer.encode("ten"), *masked.token_ids[start + 1 : end]]
+    drift = one.report_drift([user("one"), assistant("two")], [Generation(masked.token_ids[:start], sampled)])
+    assert drift.kinds == ["text"]
 
 
 def test_a_template_that_ends_a_turn_with_the_token_of_the_next_message_is_refused() -> None:
