@@ -244,7 +244,7 @@ def test_an_openai_compatible_server_plays_phones_and_edited_contexts(skilled_en
         (["--engine-url", "{engine}", "--tasks", "nowhere.jsonl"], 2, "nowhere.jsonl"),
         (["--engine-url", "{engine}", "--samples-per-task", "2", "--pass-k", "4"], 2, "--pass-k"),
         (["--engine-url", "{engine}", "--option", "nothing"], 2, "KEY=VALUE"),
-        (["--engine-url", "{engine}", "--option", "num_epoch=2"], 2, "--options may not set num_epoch"),
+        (["--engine-url", "{engine}", "--option", "num_epoch=2"], 2, "--option may not set num_epoch"),
         (["--engine-url", "{engine}", "--compare", "nowhere.json"], 2, "no report"),
         (["--engine-url", "{engine}/v1", "--api", "openai", "--tokenizer", "."], 2, "--tokenizer is for --api sglang"),
         (["--engine-url", "{engine}", "--buffer-url", "http://127.0.0.1:9"], 3, "no answer from the buffer"),

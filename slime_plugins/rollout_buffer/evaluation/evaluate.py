@@ -1,7 +1,7 @@
 """A stand-alone evaluation: a task list, several samples of each task, and a report. ``rollout-buffer eval``.
 
 The task list becomes an evaluation job of a rollout buffer (one in the output folder, or a given one), whose runner
-plays it, retries failed attempts, and stores every trajectory. A sample is the trajectory that fills a slot. An
+plays the tasks, retries failed attempts, and stores every trajectory. A sample is the trajectory that fills a slot. An
 evaluation that was interrupted or killed attaches to its job and continues with the open slots.
 """
 
@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
-import requests
-
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.credentials import KEY_URL_VARIABLE, KEY_VARIABLE
-from slime_plugins.rollout_buffer.errors import BusyError, ConfigError, RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.errors import ConfigError, NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.evaluation.plan import (
     EvaluationSettings,
     Plan,
@@ -41,6 +39,7 @@ from slime_plugins.rollout_buffer.serve_settings import token_from_environment
 from slime_plugins.rollout_buffer.storage.data_dir import OWNER_LOCK
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
+from slime_plugins.rollout_buffer.trainer.job_feed import FailureTally
 from slime_plugins.rollout_buffer.trainer.settings import DEFAULT_LEASE_S
 from slime_plugins.rollout_buffer.types import Instance, JobState, Outcome
 
@@ -53,8 +52,8 @@ BUFFER_START_TIMEOUT_S = 120.0
 BUFFER_STOP_TIMEOUT_S = 40.0
 RELEASE_TIMEOUT_S = 60.0
 """How long the buffer of a killed call may take to release the output folder."""
-SILENCE_TIMEOUT_S = 120.0
-"""A buffer that answers no call for so long ends the evaluation."""
+MAX_FAILURES = 20
+"""Failures in a row of one call that are retried, which takes about two minutes if the buffer refuses connections."""
 TRAJECTORIES_PER_PAGE = 500
 MAX_GROUPS_PER_POLL = 64
 
@@ -87,7 +86,9 @@ def evaluate(settings: EvaluationSettings, ks: Sequence[int], watch: Watch = lam
     Raises:
         ConfigError: a setting is invalid, or the folder belongs to another evaluation or to a running one.
         EngineError: the engine does not answer.
-        EvaluationError: the job failed or was cancelled, or the buffer does not start or does not answer any more.
+        EvaluationError: the job failed or was cancelled, the buffer does not start, or its retention has purged
+            trajectories that the report needs.
+        RetriesUsedUpError: the buffer does not answer any more.
         EvaluationStoppedError: Ctrl-C or SIGTERM; the job is paused until the same call continues it.
     """
     settings.output.mkdir(parents=True, exist_ok=True)
@@ -229,19 +230,17 @@ class _Evaluation:
 
 
 def _answer_of(call: Callable[P, Reply], *args: P.args, **kwargs: P.kwargs) -> Reply:
-    """Repeats a call until the buffer answers it: the supervisor restarts a server that crashed.
+    """Calls the buffer with retries: the supervisor restarts a server that crashed.
 
     Raises:
-        EvaluationError: there was no answer for ``SILENCE_TIMEOUT_S``.
+        RetriesUsedUpError: the call failed more than ``MAX_FAILURES`` times.
     """
-    began = time.monotonic()
+    tally = FailureTally(getattr(call, "__name__", "a call"), MAX_FAILURES)
     while True:
         try:
             return call(*args, **kwargs)
-        except (requests.RequestException, UnavailableError, BusyError) as error:
-            if time.monotonic() - began > SILENCE_TIMEOUT_S:
-                raise EvaluationError(f"the buffer does not answer any more: {error}") from error
-        time.sleep(POLL_INTERVAL_S)
+        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
+            time.sleep(tally.pause_after(error))
 
 
 # --- the buffer ------------------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ def _lock(file: IO[str], timeout_s: float) -> bool:
 
 
 def _samples(client: RolloutBufferClient, job_id: str, success_threshold: float) -> tuple[list[SampleRecord], int]:
-    """Returns the samples, one for each filled slot, and the number of aborted trajectories."""
+    """Returns the samples and the number of aborted trajectories; aborted and late trajectories fill no slot."""
     samples: dict[tuple[str, int], SampleRecord] = {}
     aborted_count, cursor = 0, None
     while True:
@@ -338,8 +337,20 @@ def _versions(client: RolloutBufferClient, job_id: str, entry: Mapping[str, Any]
         return None
     if entry["versions_behind"] == 0:  # no turn of the episode has a newer version
         return oldest, oldest
-    trajectory = _answer_of(client.trajectory, entry["uid"], job_id=job_id)
+    trajectory = _trajectory(client, job_id, entry["uid"])
     return versions_of(wire.decode_generations(trajectory.get("generations"))) or (oldest, oldest)
+
+
+def _trajectory(client: RolloutBufferClient, job_id: str, uid: str) -> Mapping[str, Any]:
+    """Returns a stored trajectory with its payload.
+
+    Raises:
+        EvaluationError: retention has purged the payload.
+    """
+    try:
+        return _answer_of(client.trajectory, uid, job_id=job_id)
+    except NotFoundError as error:
+        raise EvaluationError(f"no report: {error.message}; to play the tasks again, give another --output") from error
 
 
 def _sample_record(
@@ -362,7 +373,7 @@ def _sample_record(
 
 
 def _task_record(task: Instance, group_by: Sequence[str]) -> TaskRecord:
-    """Returns the task's values of the categories; keys of its ``metadata`` come before keys of the line itself."""
+    """Returns the task's values of the categories; a key of its ``metadata`` overrides the same key of the line."""
     metadata = task.data.get("metadata")
     fields = {**task.data, **metadata} if isinstance(metadata, Mapping) else dict(task.data)
     categories = {name: _values(fields.get(name)) for name in dict.fromkeys(("app", "difficulty", *group_by))}
@@ -383,20 +394,20 @@ def _values(value: Any) -> tuple[str, ...]:
 def _with_apps(
     client: RolloutBufferClient, job_id: str, tasks: Sequence[TaskRecord], samples: Sequence[SampleRecord]
 ) -> list[TaskRecord]:
-    """Adds the app to tasks whose line has none: from one sample of each task name, because the device knows it."""
+    """Adds the app that the device reported to tasks whose line has none; reads one trajectory for each task name."""
     uids = {sample.instance_id: sample.uid for sample in samples}
     without_app = [task for task in tasks if "app" not in task.groups and task.instance_id in uids]
     uid_of_name = {task.task: uids[task.instance_id] for task in without_app if task.task is not None}
-    apps = {name: _apps(_answer_of(client.trajectory, uid, job_id=job_id)) for name, uid in uid_of_name.items()}
+    apps = {name: _apps(_trajectory(client, job_id, uid)) for name, uid in uid_of_name.items()}
     return [_with_app(task, apps.get(task.task or "", ())) for task in tasks]
 
 
-def _with_app(task: TaskRecord, app: tuple[str, ...]) -> TaskRecord:
-    return task if not app or "app" in task.groups else replace(task, groups={**task.groups, "app": app})
+def _with_app(task: TaskRecord, apps: tuple[str, ...]) -> TaskRecord:
+    return task if not apps or "app" in task.groups else replace(task, groups={**task.groups, "app": apps})
 
 
 def _apps(trajectory: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the apps of a trajectory's task, which ``extra_info`` names separated by commas."""
+    """Returns the apps of a trajectory's task; ``extra_info`` has their names, separated by commas."""
     extra_info = trajectory.get("extra_info")
-    app = extra_info.get("app") if isinstance(extra_info, Mapping) else None
-    return tuple(name for name in str(app).split(",") if name) if app else ()
+    names = extra_info.get("app") if isinstance(extra_info, Mapping) else None
+    return tuple(name for name in str(names).split(",") if name) if names else ()

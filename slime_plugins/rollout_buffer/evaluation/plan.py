@@ -161,7 +161,7 @@ def job_payload(
     }
     clash = sorted(payload.keys() & settings.options.keys())
     if clash:
-        raise ConfigError(f"--options may not set {', '.join(clash)}: the evaluation sets it")
+        raise ConfigError(f"--option may not set {', '.join(clash)}: the evaluation sets it")
     payload |= settings.options
     return {key: value for key, value in payload.items() if value is not None or key in NULLABLE}
 
@@ -170,7 +170,8 @@ def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | No
     """Returns the tokenizer's folder; None for an engine that takes messages.
 
     Raises:
-        ConfigError: none was given, and the engine names no folder of this machine.
+        ConfigError: a tokenizer is given for an engine that takes messages; or none is given for another engine, and
+            the engine names no folder on this machine.
     """
     if settings.api == "openai":
         if settings.tokenizer is not None:
@@ -181,14 +182,14 @@ def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | No
     folders = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
     if not folders:
         raise ConfigError(
-            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'unknown'}) is no folder of this machine: "
+            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'unknown'}) is no folder on this machine: "
             "give --tokenizer FOLDER"
         )
     return folders[0]
 
 
 def _work(settings: EvaluationSettings, tasks: Sequence[Instance], engine: EngineFacts) -> dict[str, Any]:
-    """Returns the settings that must not change between calls. The engine's address is none of them."""
+    """Returns the settings that must not change between calls. The engine's address may change."""
     lines = b"\n".join(orjson.dumps(task.data, option=orjson.OPT_SORT_KEYS) for task in tasks)
     return {
         "task_type": settings.task_type,
@@ -213,7 +214,7 @@ def _short(value: Any) -> str:
 
 
 def _input(settings: EvaluationSettings, tasks: Sequence[Instance]) -> dict[str, Any]:
-    """Returns the file; for a given buffer, which may not have access to the file, its lines."""
+    """Returns the task file's path; for a given buffer, which may have no access to the file, the tasks themselves."""
     if settings.buffer_url is None:
         return {"input_file": _absolute(settings)}
     return {"instances": [dict(task.data) for task in tasks]}
@@ -237,7 +238,7 @@ def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
             )
     if _get(f"{settings.engine_url}/health", {}).status_code != 200:
         raise ConfigError(
-            f"{settings.engine_url} answers as no SGLang server does: is the address right, or is it --api openai?"
+            f"{settings.engine_url} does not answer like SGLang: is the address right, or is --api openai missing?"
         )
     return EngineFacts()
 

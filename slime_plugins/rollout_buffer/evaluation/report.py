@@ -2,7 +2,7 @@
 
 A sample is the trajectory that fills a slot. A slot without a sample (device, engine or environment failed in each
 attempt) is not a failure of the policy. It is left out of all rates and counted separately;
-``success_failures_as_zero`` is the rate with such slots as unsolved.
+``success_failures_as_zero`` is the rate that counts such slots as unsolved.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def compare_reports(new: Report, old: Report, seed: int = 0) -> Report:
     """Returns the difference between ``new`` and ``old`` on their common tasks, paired by task.
 
     Raises:
-        ValueError: they have no task in common.
+        ValueError: no task was played in both.
     """
     new_shares, old_shares = solved_shares(new), solved_shares(old)
     common = [instance_id for instance_id in new_shares if instance_id in old_shares]
@@ -174,7 +174,7 @@ def _pass_at(lines: Sequence[_Line], k: int) -> Report:
     """Returns pass@k over the tasks with at least ``k`` samples, and the number of tasks that are left out."""
     used = [line for line in lines if len(line.samples) >= k]
     chances = [pass_at_k(len(line.samples), line.solved, k) for line in used]
-    independent_draws = sum(len(line.samples) for line in used) / k  # of k samples each
+    independent_draws = sum(len(line.samples) for line in used) / k  # one draw takes k samples
     estimate = _estimate(chances, independent_draws) or {"value": None, "low": None, "high": None, "tasks": 0}
     return {**estimate, "left_out": len(lines) - len(used)}
 
@@ -205,8 +205,8 @@ def _sample(sample: SampleRecord) -> Report:
     return {name: getattr(sample, name) for name in names}
 
 
-def _estimate(shares: Sequence[float], independent: float) -> Report | None:
-    return asdict(mean_over_tasks(shares, independent)) if shares else None
+def _estimate(shares: Sequence[float], independent_samples: float) -> Report | None:
+    return asdict(mean_over_tasks(shares, independent_samples)) if shares else None
 
 
 def _counted(values: Iterable[str]) -> dict[str, int]:

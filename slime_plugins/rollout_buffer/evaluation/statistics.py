@@ -1,7 +1,7 @@
 """Pure: pass@k, and confidence intervals of rates.
 
-Samples of one task are correlated, so that the task is the unit: a rate is the mean over tasks of the solved share,
-and its interval is that for a random choice of tasks.
+Samples of one task are correlated, so the task is the unit: a rate is the mean over tasks of the solved share, and its
+interval covers the random choice of the tasks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Estimate:
 def pass_at_k(samples: int, solved: int, k: int) -> float:
     """Returns the chance that at least one of ``k`` samples solves a task that ``solved`` of ``samples`` solved.
 
-    1 - C(n - c, k) / C(n, k), which is unbiased: Chen et al., "Evaluating Large Language Models Trained on Code",
-    2021 (arXiv:2107.03374), equation 1. Computed with whole numbers, so that nothing cancels.
+    1 - C(n - c, k) / C(n, k) for c solved of n samples, which is unbiased: Chen et al., "Evaluating Large Language
+    Models Trained on Code", 2021 (arXiv:2107.03374), equation 1. Whole numbers are used, because floating-point
+    numbers would lose digits.
 
     Raises:
         ValueError: ``k`` is not in 1 … ``samples``, or ``solved`` not in 0 … ``samples``.
@@ -57,14 +58,14 @@ def wilson_interval(rate: float, size: float, confidence: float = CONFIDENCE) ->
     return min(low, rate), max(high, rate)  # at rates 0 and 1, rounding could put the rate outside of the interval
 
 
-def mean_over_tasks(shares: Sequence[float], independent: float, confidence: float = CONFIDENCE) -> Estimate:
+def mean_over_tasks(shares: Sequence[float], independent_samples: float, confidence: float = CONFIDENCE) -> Estimate:
     """Returns the mean of the tasks' shares in [0, 1], with Wilson's interval for its effective size.
 
-    The effective size is the number of independent samples whose rate would vary as much as the mean over these tasks:
-    p (1 - p) / (variance / tasks). It is at least the number of tasks, and at most ``independent``, the number of
-    samples. With one sample per task the result is Wilson's own interval; correlated samples count less. After Korn and
-    Graubard, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from Survey
-    Data", Survey Methodology 24 (1998).
+    The effective size is the number of independent samples whose rate would vary as much as the mean over these
+    tasks: p (1 - p) / (variance / tasks). It is at least the number of tasks, and at most ``independent_samples``.
+    With one sample per task the result is Wilson's own interval; correlated samples count less. After Korn and
+    Graubard, "Confidence Intervals for Proportions with Small Expected Number of Positive Counts Estimated from
+    Survey Data", Survey Methodology 24 (1998).
 
     Raises:
         ValueError: there is no task.
@@ -76,8 +77,8 @@ def mean_over_tasks(shares: Sequence[float], independent: float, confidence: flo
     if mean in (0.0, 1.0):
         size: float = tasks  # the formula is 0 / 0; the smallest size gives the widest interval
     else:
-        size = independent if spread == 0 else tasks * mean * (1 - mean) / spread
-    low, high = wilson_interval(mean, min(max(size, tasks), max(independent, tasks)), confidence)
+        size = independent_samples if spread == 0 else tasks * mean * (1 - mean) / spread
+    low, high = wilson_interval(mean, min(max(size, tasks), max(independent_samples, tasks)), confidence)
     return Estimate(value=mean, low=low, high=high, tasks=tasks)
 
 

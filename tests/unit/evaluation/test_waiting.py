@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import requests
 
-from slime_plugins.rollout_buffer.errors import BusyError, NotFoundError, RolloutBufferError, UnavailableError
+from slime_plugins.rollout_buffer.errors import BusyError, NotFoundError, UnavailableError
 from slime_plugins.rollout_buffer.evaluation import evaluate
 from slime_plugins.rollout_buffer.evaluation.plan import EngineFacts, EvaluationSettings
+from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
 
 Action = Callable[[], object]
 
@@ -86,7 +87,7 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> ScriptedBuffer:
     buffer = ScriptedBuffer()
     monkeypatch.setattr(evaluate, "RolloutBufferClient", lambda url, token: buffer)
     monkeypatch.setattr(evaluate, "ask_engine", lambda settings: EngineFacts(model="m"))
-    monkeypatch.setattr(evaluate, "POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return buffer
 
 
@@ -192,11 +193,16 @@ def test_a_call_that_fails_for_a_while_is_repeated(
     assert set(evaluated(tmp_path)["by_app"]) == {"clock"}
 
 
-def test_a_buffer_that_stays_silent_ends_it(
-    buffer: ScriptedBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_buffer_that_stays_silent_ends_it(buffer: ScriptedBuffer, tmp_path: Path) -> None:
+    buffer.script("job", *[raising(requests.ConnectionError("gone"))] * (evaluate.MAX_FAILURES + 1))
+    with pytest.raises(RetriesUsedUpError, match="job failed 21 times"):
+        evaluated(tmp_path)
+
+
+def test_a_finished_evaluation_whose_payloads_were_purged_says_that_it_must_be_played_again(
+    buffer: ScriptedBuffer, tmp_path: Path
 ) -> None:
-    clock = SimpleNamespace(monotonic=itertools.count(0.0, evaluate.SILENCE_TIMEOUT_S / 4).__next__, sleep=abs)
-    monkeypatch.setattr(evaluate, "time", clock)
-    buffer.script("job", *[raising(requests.ConnectionError("gone"))] * 9)
-    with pytest.raises(RolloutBufferError, match="does not answer any more: gone"):
+    buffer.state = "finished"
+    buffer.script("trajectory", raising(NotFoundError("the payload of trajectory 'u' was purged by retention")))
+    with pytest.raises(evaluate.EvaluationError, match=r"'u' was purged by retention.*give another --output"):
         evaluated(tmp_path)
