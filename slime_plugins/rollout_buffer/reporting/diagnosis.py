@@ -25,7 +25,7 @@ from slime_plugins.rollout_buffer.wire.job_replies import Explanation, Severity
 _TASK_TYPE_OF_DOCTOR = "android_world"
 """The task type whose devices ``rollout-buffer doctor`` examines."""
 QUIET_AFTER_S = 60.0
-"""A job counts as progressing if its newest trajectory is younger than this."""
+"""A job counts as progressing if its newest trajectory is younger, a trainer as polling if its last poll is."""
 START_TIMEOUT_S = 120.0
 """Time that a runner may take from the last change of its job's state to its first episode."""
 LONG_EPISODE_S = 600.0
@@ -34,31 +34,32 @@ LITTLE_DISK_BYTES = 2_000_000_000
 
 
 def explain_job(snapshot: JobSnapshot) -> list[Explanation]:
-    """Returns at least one explanation, the most urgent first.
+    """Returns at least one explanation, the most urgent first; for a job that has ended, how it ended comes first.
 
-    Among equally urgent explanations, the one that all attempts fail is the first.
+    Among equally urgent explanations, "all attempts fail" comes first.
     """
-    aside = [*_left_out(snapshot), *_prompts(snapshot)]
-    if over := list(_over(snapshot)):
-        return _named([*over, *aside, *_dropped(snapshot)], at=snapshot)
-    found = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *aside]
-    if not any(one.severity in (Severity.STOPPED, Severity.WAIT) for one in found):
-        found += _at_work(snapshot)
-    found += _dropped(snapshot)
+    on_data = [*_data_quality(snapshot), *_prompts(snapshot)]
+    if ended := list(_ended(snapshot)):
+        return _with_names([*ended, *on_data, *_dropped(snapshot)], snapshot)
+    explanations = [*_all_fail(snapshot), *_halted(snapshot), *_troubles(snapshot), *on_data]
+    if not any(each.severity in (Severity.STOPPED, Severity.WAIT) for each in explanations):
+        explanations += _at_work(snapshot)
+    explanations += _dropped(snapshot)
     order = [Severity.STOPPED, Severity.WAIT, Severity.ATTENTION, Severity.ENDED, Severity.OK]
-    return _named(sorted(found, key=lambda one: order.index(one.severity)), at=snapshot)
+    return _with_names(sorted(explanations, key=lambda each: order.index(each.severity)), snapshot)
 
 
-def _named(found: Sequence[Explanation], *, at: JobSnapshot) -> list[Explanation]:
+def _with_names(explanations: Sequence[Explanation], job: JobSnapshot) -> list[Explanation]:
     """Replaces JOB and LOG in the advice by the job's id and log, so that the commands can be pasted."""
-    names = {"JOB": shlex.quote(at.job_id), "LOG": at.log}
-    return [replace(one, advice=re.sub(r"\bJOB\b|\bLOG\b", lambda name: names[name[0]], one.advice)) for one in found]
+    names = {"JOB": shlex.quote(job.job_id), "LOG": job.log}
+    advices = [re.sub(r"\bJOB\b|\bLOG\b", lambda name: names[name[0]], each.advice) for each in explanations]
+    return [replace(each, advice=advice) for each, advice in zip(explanations, advices, strict=True)]
 
 
 def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[str, str]) -> list[Explanation]:
     """Returns explanations of the whole buffer; none if it is healthy."""
-    found = [] if _lives(supervisor_age_s) else [_no_supervisor(supervisor_age_s)]
-    return found + [
+    explanations = [] if _is_alive(supervisor_age_s) else [_no_supervisor(supervisor_age_s)]
+    return explanations + [
         Explanation(
             code="broken_generator",
             severity=Severity.ATTENTION,
@@ -69,115 +70,115 @@ def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[s
     ]
 
 
-# --- a job that is over ----------------------------------------------------------------------------------------------
+# --- a job that has ended ---------------------------------------------------------------------------------------------
 
 
-def _over(at: JobSnapshot) -> Iterator[Explanation]:
-    waiting = at.count(GroupState.READY, GroupState.LEASED)
-    left = f" {_wait(waiting)} to be fetched or acknowledged." if waiting else ""
-    if at.state is JobState.FINISHED and at.cause.message:
+def _ended(job: JobSnapshot) -> Iterator[Explanation]:
+    waiting = job.count(GroupState.READY, GroupState.LEASED)
+    left = f" {_waiting(waiting)} to be fetched or acknowledged." if waiting else ""
+    if job.state is JobState.FINISHED and job.cause.message:
         yield Explanation(
             code="nothing_delivered",
             severity=Severity.STOPPED,
-            message=f"The job is over and gave nothing to train on: {_text(at.cause)}.",
+            message=f"The job is over and gave nothing to train on: {_text(job.cause)}.",
             advice=_WHY_FILTERED,
         )
-    elif at.state is JobState.FINISHED:
+    elif job.state is JobState.FINISHED:
         yield Explanation(
             code="finished",
             severity=Severity.OK,
-            message=f"All done: every group is closed, {_ends(at)}.{left}",
+            message=f"All done: every group is closed, {_final_counts(job)}.{left}",
             advice="" if waiting else "Nothing more will come. Start another job, or this one with fresh: true.",
         )
-    elif at.state is JobState.CANCELLED:
+    elif job.state is JobState.CANCELLED:
         yield Explanation(
             code="cancelled",
             severity=Severity.ENDED,
-            message=f"The job was {_cancelled(at.cause)}: {_ends(at)}.{left}",
+            message=f"The job was {_cancelled(job.cause)}: {_final_counts(job)}.{left}",
             advice="What was finished is kept. Starting the same job with fresh: true begins again.",
         )
-    elif at.state is JobState.FAILED:
+    elif job.state is JobState.FAILED:
         yield Explanation(
             code="failed",
             severity=Severity.STOPPED,
-            message=f"The job failed{_because(at.cause)}.{left}",
+            message=f"The job failed{_because(job.cause)}.{left}",
             advice="Fix the cause, then start the same job again: it begins again with what failed and what is open."
-            + _where_shown(at),
+            + _where_shown(job),
         )
 
 
-def _where_shown(at: JobSnapshot) -> str:
-    if at.cause.code is CauseCode.ATTEMPTS_FAILED:
-        return f" {_SHOWN}"
-    return " The log is LOG." if at.has_runner else ""
+def _where_shown(job: JobSnapshot) -> str:
+    if job.cause.code is CauseCode.ATTEMPTS_FAILED:
+        return f" {_WHERE_ERRORS_ARE}"
+    return " The log is LOG." if job.has_runner else ""
 
 
 def _cancelled(cause: Cause) -> str:
     return _text(cause) if cause.code is CauseCode.CANCELLED else f"cancelled{_because(cause)}"
 
 
-def _ends(at: JobSnapshot) -> str:
+def _final_counts(job: JobSnapshot) -> str:
     """Counts groups by their final state."""
-    return _and([f"{at.count(state)} {state.value}" for state in _ENDS if state is _ENDS[0] or at.count(state)])
+    return _joined([f"{job.count(state)} {state.value}" for state in _FINAL if state is _FINAL[0] or job.count(state)])
 
 
-_ENDS = (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED)
+_FINAL = (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupState.SKIPPED)
 
 
 # --- a job that stands still -----------------------------------------------------------------------------------------
 
 
-def _halted(at: JobSnapshot) -> Iterator[Explanation]:
-    if not _lives(at.supervisor_age_s):
-        yield _no_supervisor(at.supervisor_age_s)
-    if at.state is JobState.PAUSED:
-        yield _paused(at)
-    elif not at.count(GroupState.OPEN):
-        yield from _nothing_open(at)
-    elif not at.has_runner:
-        yield from _external(at)
-    elif (limit := _limit_reached(at)) is not None:
-        yield _backpressure(at, limit)
+def _halted(job: JobSnapshot) -> Iterator[Explanation]:
+    if not _is_alive(job.supervisor_age_s):
+        yield _no_supervisor(job.supervisor_age_s)
+    if job.state is JobState.PAUSED:
+        yield _paused(job)
+    elif not job.count(GroupState.OPEN):
+        yield from _nothing_open(job)
+    elif not job.has_runner:
+        yield from _external(job)
+    elif (limit := _limit_reached(job)) is not None:
+        yield _backpressure(job, limit)
 
 
-def _paused(at: JobSnapshot) -> Explanation:
-    if at.cause.code is CauseCode.IDLE:
-        idle = f" for {_span(at.pause_when_idle_s)}" if at.pause_when_idle_s else ""
+def _paused(job: JobSnapshot) -> Explanation:
+    if job.cause.code is CauseCode.IDLE:
+        idle = f" for {_span(job.pause_when_idle_s)}" if job.pause_when_idle_s else ""
         return Explanation(
             code="paused_idle",
             severity=Severity.STOPPED,
             message=f"The job paused itself: groups were ready and no trainer asked for them{idle}.",
             advice="The trainer's next poll resumes it. Is the trainer still running?",
         )
-    if at.cause.code is CauseCode.ENGINE_AWAY:
+    if job.cause.code is CauseCode.ENGINE_AWAY:
         return Explanation(
             code="paused_engine",
             severity=Severity.STOPPED,
-            message=f"The job paused itself: {_text(at.cause)}. Its engine is {at.engine_url}.",
-            advice=_AWAY_IS,
+            message=f"The job paused itself: {_text(job.cause)}. Its engine is {job.engine_url}.",
+            advice=_CHECK_ADDRESS,
         )
     return Explanation(
         code="paused",
         severity=Severity.STOPPED,
-        message=f"The job was paused by request{_because(at.cause)}: no new episode starts.",
+        message=f"The job was paused by request{_because(job.cause)}: no new episode starts.",
         advice="rollout-buffer resume JOB, or Resume on its page of the dashboard, continues it.",
     )
 
 
-def _nothing_open(at: JobSnapshot) -> Iterator[Explanation]:
-    waiting = at.count(GroupState.READY, GroupState.LEASED)
+def _nothing_open(job: JobSnapshot) -> Iterator[Explanation]:
+    waiting = job.count(GroupState.READY, GroupState.LEASED)
     if waiting:
         yield Explanation(
             code="all_played",
             severity=Severity.WAIT,
-            message=f"Everything is played; {_wait(waiting)} to be fetched or acknowledged by the trainer.",
-            advice=_poll_advice(at),
+            message=f"Everything is played; {_waiting(waiting)} to be fetched or acknowledged by the trainer.",
+            advice=_poll_advice(job),
         )
-    elif not at.has_input:
+    elif not job.has_input:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            message=f"The job is filled from outside, and {_last_item(at)}.",
+            message=f"The job is filled from outside, and {_last_item(job)}.",
             advice="Post items to /buffer/write, or cancel the job when nothing more comes.",
         )
     else:
@@ -186,71 +187,71 @@ def _nothing_open(at: JobSnapshot) -> Iterator[Explanation]:
         )
 
 
-def _external(at: JobSnapshot) -> Iterator[Explanation]:
-    if not (at.running_attempts or _recent(at.trajectory_age_s)) and at.engine.code is EngineTrouble.NONE:
+def _external(job: JobSnapshot) -> Iterator[Explanation]:
+    if not (job.running_attempts or _recent(job.trajectory_age_s)) and job.engine.code is EngineTrouble.NONE:
         yield Explanation(
             code="external_waits",
             severity=Severity.WAIT,
-            message=f"The job is filled from outside: {_wait(at.count(GroupState.OPEN))} for items, {_last_item(at)}.",
+            message=f"It is filled from outside: {_waiting(job.count(GroupState.OPEN))} for items, {_last_item(job)}.",
             advice="Look at the program that writes to /buffer/write.",
         )
 
 
-def _last_item(at: JobSnapshot) -> str:
-    if at.trajectory_age_s is None:
-        refused = f": {_many(at.refused_items, 'item')} refused" if at.refused_items else ""
+def _last_item(job: JobSnapshot) -> str:
+    if job.trajectory_age_s is None:
+        refused = f": {_were(job.refused_items, 'item')} refused" if job.refused_items else ""
         return f"nothing was written yet{refused}"
-    return f"its last item came {_span(at.trajectory_age_s)} ago"
+    return f"its last item was written {_span(job.trajectory_age_s)} ago"
 
 
-def _limit_reached(at: JobSnapshot) -> str | None:
-    """Returns the setting that prevents new groups until the trainer takes some."""
-    ready, waiting = at.count(GroupState.READY), at.count(GroupState.READY, GroupState.LEASED)
-    if at.max_groups_ready is not None and ready >= at.max_groups_ready:
+def _limit_reached(job: JobSnapshot) -> str | None:
+    """Returns the setting that prevents new groups until the trainer takes ready groups; None if none does."""
+    ready, waiting = job.count(GroupState.READY), job.count(GroupState.READY, GroupState.LEASED)
+    if job.max_groups_ready is not None and ready >= job.max_groups_ready:
         return "max_groups_ready"
-    return "max_groups_ahead" if at.max_groups_ahead is not None and waiting >= at.max_groups_ahead else None
+    return "max_groups_ahead" if job.max_groups_ahead is not None and waiting >= job.max_groups_ahead else None
 
 
-def _backpressure(at: JobSnapshot, limit: str) -> Explanation:
+def _backpressure(job: JobSnapshot, limit: str) -> Explanation:
     return Explanation(
         code="backpressure",
         severity=Severity.WAIT,
-        message=f"{_wait(at.count(GroupState.READY, GroupState.LEASED))} for the trainer, as many as {limit} allows: "
-        "no new group begins.",
-        advice=_poll_advice(at),
+        message=f"{_waiting(job.count(GroupState.READY, GroupState.LEASED))} for the trainer, the most that {limit} "
+        "allows: no new group begins.",
+        advice=_poll_advice(job),
     )
 
 
-def _poll_advice(at: JobSnapshot) -> str:
-    if at.poll_age_s is None:
+def _poll_advice(job: JobSnapshot) -> str:
+    if job.poll_age_s is None:
         return "No trainer has ever polled this job: start it, or check its --rollout-buffer-url and job id."
-    if at.poll_age_s > QUIET_AFTER_S:
-        return f"The trainer last polled {_span(at.poll_age_s)} ago: it trains, or it has stopped. Look at its log."
+    if job.poll_age_s > QUIET_AFTER_S:
+        return f"The trainer last polled {_span(job.poll_age_s)} ago: it trains, or it has stopped. Look at its log."
     return "The trainer polls; it will take them when it needs them."
 
 
 # --- dropped and failed groups ----------------------------------------------------------------------------------------
 
 
-def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
-    if at.stale_groups:
-        newest = f", which is {at.weight_version} in run {at.trainer_run} of the trainer" if at.weight_version else ""
+def _data_quality(job: JobSnapshot) -> Iterator[Explanation]:
+    if job.stale_groups:
+        newest = f", which is {job.weight_version} in the trainer's run {job.trainer_run}" if job.weight_version else ""
         yield Explanation(
             code="stale_groups",
             severity=Severity.ATTENTION,
-            message=f"{_many(at.stale_groups, 'group')} dropped as stale: the weights were more than "
-            f"{at.max_weight_version_lag} versions behind the newest{newest}.",
-            advice="staleness_policy: admit begins nothing that would be too old and drops nothing. Else let less "
-            "wait with max_groups_ready, or raise max_weight_version_lag.",
+            message=f"{_were(job.stale_groups, 'group')} dropped as stale: the weights were more than "
+            f"{job.max_weight_version_lag} versions behind the newest{newest}.",
+            advice="With staleness_policy: admit, groups that would become too old are not begun, and none is dropped. "
+            "Or set max_groups_ready lower, so that fewer groups wait, or raise max_weight_version_lag.",
         )
-    if at.gives_up_slow_members:
+    if job.gives_up_slow_members:
         yield Explanation(
             code="group_timeout_set",
             severity=Severity.ATTENTION,
             message=f"{GROUP_TIMEOUT_NOTE}.",
-            advice="Start it without group_timeout_seconds: the same job attaches, and has no such limit.",
+            advice="Start the same job without group_timeout_seconds: the call attaches to it and ends the limit.",
         )
-    if (slow := at.slow_loss) is not None:
+    if (slow := job.slow_loss) is not None:
         yield Explanation(
             code="slow_tasks_lost",
             severity=Severity.ATTENTION,
@@ -259,94 +260,94 @@ def _left_out(at: JobSnapshot) -> Iterator[Explanation]:
             advice="The causes of the groups say why: too old (staleness_policy: admit drops none), timed out "
             "(group_timeout_seconds), or attempts that fail late.",
         )
-    if at.missing_members is not None:
-        yield _missing_members(at.missing_members)
-    if at.stuck_weights is not None:
-        yield _stuck_weights(at, at.stuck_weights)
-    if at.outlier_versions:
+    if job.missing_members is not None:
+        yield _missing_members(job.missing_members)
+    if job.stuck_weights is not None:
+        yield _stuck_weights(job, job.stuck_weights)
+    if job.outlier_versions:
         yield Explanation(
             code="outlier_versions",
             severity=Severity.ATTENTION,
-            message=f"{_many(at.outlier_versions, 'weight version')} far beyond the others, the last was "
-            f"{at.outlier_version}: that counts for nothing, and no group is stale because of it.",
+            message=f"{_were(job.outlier_versions, 'weight version')} far beyond the others; the last was "
+            f"{job.outlier_version}. They are ignored: no group is stale because of them.",
             advice="A weight version counts the trainer's updates. Is it a timestamp?",
         )
-    if at.refused_items:
+    if job.refused_items:
         yield Explanation(
             code="refused_items",
-            severity=Severity.STOPPED if _only_refused(at) else Severity.ATTENTION,
-            message=f"{_many(at.refused_items, 'item')} refused. The last was answered {at.last_refusal[:300]}",
+            severity=Severity.STOPPED if _only_refused(job) else Severity.ATTENTION,
+            message=f"{_were(job.refused_items, 'item')} refused. The last was answered {job.last_refusal[:300]}",
             advice="Fix the program that writes the items"
-            + (", or start the job with a wider reward_range." if "reward_out_of_range" in at.last_refusal else "."),
+            + (", or start the job with a wider reward_range." if "reward_out_of_range" in job.last_refusal else "."),
         )
 
 
-def _only_refused(at: JobSnapshot) -> bool:
+def _only_refused(job: JobSnapshot) -> bool:
     """Returns True for a running job of a generator without any trajectory: all its writes were refused."""
-    return at.state is JobState.RUNNING and at.has_runner and at.trajectory_age_s is None
+    return job.state is JobState.RUNNING and job.has_runner and job.trajectory_age_s is None
 
 
-def _missing_members(found: MissingMembers) -> Explanation:
+def _missing_members(missing: MissingMembers) -> Explanation:
     """Describes the missing members of closed groups, and whether they were slower than the trained members."""
     return Explanation(
         code="members_missing",
         severity=Severity.ATTENTION,
-        message=f"{found.trained} of {found.submitted} members are trained: {found.given_up} were given up when their "
-        f"group was closed, {found.failed} failed for good; {found.dummies} dummies stand for members."
-        f"{_how_long_they_took(found)}{_what_they_earned(found)}",
+        message=f"{missing.trained} of {missing.submitted} members are trained: {missing.given_up} were given up when "
+        f"their group was closed, {missing.failed} failed for good; {missing.dummies} dummies replace missing members."
+        f"{_how_long_they_took(missing)}{_what_they_earned(missing)}",
         advice="Given up: leave group_timeout_seconds out, or have the program write in time. Failed: rollout-buffer "
         "attempts JOB says why; where they are only slow, raise attempt_timeout_seconds.",
     )
 
 
-def _how_long_they_took(found: MissingMembers) -> str:
-    if found.seconds is None or found.seconds_of_trained is None:
+def _how_long_they_took(missing: MissingMembers) -> str:
+    if missing.seconds is None or missing.seconds_of_trained is None:
         return ""
-    slow = f" (p = {found.p_value:.1g}): the slow are trained less" if found.are_slow else ""
-    return f" The missing had played for {found.seconds:.3g} s, the trained for {found.seconds_of_trained:.3g} s{slow}."
+    slow = f" (p = {missing.p_value:.1g}): the slow are trained less" if missing.are_slow else ""
+    return f" The missing had played {missing.seconds:.3g} s, the trained {missing.seconds_of_trained:.3g} s{slow}."
 
 
-def _what_they_earned(found: MissingMembers) -> str:
-    if found.reward_of_trained is None or found.reward_of_known is None:
+def _what_they_earned(missing: MissingMembers) -> str:
+    if missing.reward_of_trained is None or missing.reward_of_known is None:
         return ""
-    known = f"of all whose reward is known {found.reward_of_known:.3f}, of the missing it is unknown"
-    return f" Mean reward: of the trained {found.reward_of_trained:.3f}, {known}."
+    known = f"of all members whose reward is known {missing.reward_of_known:.3f}; that of the missing is unknown"
+    return f" Mean reward: of the trained {missing.reward_of_trained:.3f}, {known}."
 
 
-def _prompts(at: JobSnapshot) -> Iterator[Explanation]:
+def _prompts(job: JobSnapshot) -> Iterator[Explanation]:
     """Describes how the engine changed prompts, and the effect on training rows."""
-    for finding in at.prompt_findings:
+    for finding in job.prompt_findings:
         yield Explanation(
             code="prompts_changed",
             severity=Severity.ATTENTION,
             message=f"The engine {finding}.",
-            advice="Turns are trained after what was run, as far as the engine says it. exact_prompts: require refuses "
-            "such an engine.",
+            advice="Turns are trained on the prompts that the engine ran, where it reports them. exact_prompts: "
+            "require refuses such an engine.",
         )
-    counts = at.prompts
+    counts = job.prompts
     if counts.untrained:
         turns = counts.equal + counts.differing + counts.unknown
         yield Explanation(
             code="prompts_unknown",
             severity=Severity.ATTENTION,
-            message=f"{_many(counts.untrained, 'turn')} not trained, of {turns}: it is unknown what the engine ran.",
-            advice="SGLang tells it from 0.5.13 on (return_prompt_token_ids). untrained_because of a generation's "
-            "prompt_receipt says why of each.",
+            message=f"{_were(counts.untrained, 'turn')} not trained, of {turns}: it is unknown what the engine ran.",
+            advice="SGLang 0.5.13 or later reports it (return_prompt_token_ids). untrained_because of a generation's "
+            "prompt_receipt says why its turn is not trained.",
         )
     if counts.extra_tokens > MAX_EXTRA_SHARE * counts.row_tokens:
         share = counts.extra_tokens / counts.row_tokens
         yield Explanation(
             code="prompts_forked",
             severity=Severity.ATTENTION,
-            message=f"{share:.0%} of all tokens in training rows are read again: the engine ran other prompts than it "
-            f"was sent, and {_many(counts.forked, 'more row')} made.",
-            advice="An engine that keeps ids saves them: SGLang 0.5.13 or later, without what THUDM/slime#2388 names.",
+            message=f"{share:.0%} of all tokens in training rows are repeated: the engine ran other prompts than it "
+            f"was sent, and {_were(counts.forked, 'more row')} made.",
+            advice="Engines that keep ids avoid it: SGLang 0.5.13 or later without slime's patch (THUDM/slime#2388).",
         )
 
 
-def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
-    bound = at.max_weight_version_lag
-    kept = "" if bound is None else f" The lag of {bound} that the job asks for is not kept."
+def _stuck_weights(job: JobSnapshot, stuck: StuckWeights) -> Explanation:
+    bound = job.max_weight_version_lag
+    exceeded = "" if bound is None else f" The job's limit of {bound} versions of lag is not kept."
     if stuck.who is StuckCounter.ENGINE:
         message = (
             f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
@@ -368,161 +369,161 @@ def _stuck_weights(at: JobSnapshot, stuck: StuckWeights) -> Explanation:
         message = f"The age of the tokens is unknown: none of the newest {stuck.examined} episodes names a version."
         advice = "Does the engine report weight_version in the meta_info of its replies, as SGLang does?"
     return Explanation(
-        code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{kept}", advice=advice
+        code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{exceeded}", advice=advice
     )
 
 
-def _dropped(at: JobSnapshot) -> Iterator[Explanation]:
-    """Describes the groups that failed or were filtered; ``_left_out`` describes stale groups."""
-    if at.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
+def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
+    """Describes the groups that failed or were filtered; ``_data_quality`` describes stale groups."""
+    if job.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
         return  # the explanation of the ended job says it already
-    if _nothing_kept(at):
+    if _nothing_kept(job):
         yield Explanation(
             code="nothing_kept",
             severity=Severity.STOPPED,
-            message=f"Nothing reaches the trainer: of {_closed(at)} closed groups {_given_up(at)}."
-            f"{_commonest(at, max(GroupState.FILTERED, GroupState.FAILED, key=at.count))}",
+            message=f"Nothing reaches the trainer: of {_closed(job)} closed groups {_given_up(job)}."
+            f"{_most_frequent_cause(job, max(GroupState.FILTERED, GroupState.FAILED, key=job.count))}",
             advice=_WHY_FILTERED,
         )
         return
-    if failed := at.count(GroupState.FAILED):
+    if failed := job.count(GroupState.FAILED):
         yield Explanation(
             code="failed_groups",
             severity=Severity.ATTENTION,
-            message=f"{_many(failed, 'group')} given up as failed.{_commonest(at, GroupState.FAILED)}",
-            advice="rollout-buffer groups JOB --state failed says of each why. Starting the same job again does not "
+            message=f"{_were(failed, 'group')} given up as failed.{_most_frequent_cause(job, GroupState.FAILED)}",
+            advice="rollout-buffer groups JOB --state failed says why for each. Starting the same job again does not "
             "play them; a job that failed as a whole begins again with them.",
         )
-    closed = _closed(at)
-    if (filtered := at.count(GroupState.FILTERED)) > at.stale_groups:
+    closed = _closed(job)
+    if (filtered := job.count(GroupState.FILTERED)) > job.stale_groups:
         most = filtered * 2 > closed
         yield Explanation(
             code="filtered_groups",
             severity=Severity.ATTENTION if most else Severity.OK,
-            message=f"{_many(filtered, 'group')} filtered, of {closed} that are closed."
-            f"{_commonest(at, GroupState.FILTERED)}",
+            message=f"{_were(filtered, 'group')} filtered, of {closed} that are closed."
+            f"{_most_frequent_cause(job, GroupState.FILTERED)}",
             advice=_WHY_FILTERED if most else "",
         )
 
 
-_WHY_FILTERED = "rollout-buffer groups JOB says of each why. Is the input too easy, or too hard, for this policy?"
+_WHY_FILTERED = "rollout-buffer groups JOB says why for each. Is the input too easy, or too hard, for this policy?"
 
 
-def _nothing_kept(at: JobSnapshot) -> bool:
+def _nothing_kept(job: JobSnapshot) -> bool:
     """Returns True if all closed groups of an open job, and more than a few, were dropped (staleness aside)."""
-    dropped = at.count(GroupState.FILTERED, GroupState.FAILED)
-    kept = at.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
-    return at.state in OPEN_STATES and not kept and dropped - at.stale_groups >= MIN_REPORTED_FAILURES
+    dropped = job.count(GroupState.FILTERED, GroupState.FAILED)
+    usable = job.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
+    return job.state in OPEN_STATES and not usable and dropped - job.stale_groups >= MIN_REPORTED_FAILURES
 
 
-def _closed(at: JobSnapshot) -> int:
-    return sum(at.count(state) for state in GroupState if state is not GroupState.OPEN)
+def _closed(job: JobSnapshot) -> int:
+    return sum(job.count(state) for state in GroupState if state is not GroupState.OPEN)
 
 
-def _given_up(at: JobSnapshot) -> str:
+def _given_up(job: JobSnapshot) -> str:
     states = (GroupState.FILTERED, GroupState.FAILED)
-    return _and([f"{at.count(state)} {state.value}" for state in states if at.count(state)])
+    return _joined([f"{job.count(state)} {state.value}" for state in states if job.count(state)])
 
 
-def _commonest(at: JobSnapshot, state: GroupState) -> str:
-    most = at.most_frequent_causes.get(state)
-    return "" if most is None else f" The commonest cause, of {most.count}: {_text(most.cause)}."
+def _most_frequent_cause(job: JobSnapshot, state: GroupState) -> str:
+    most = job.most_frequent_causes.get(state)
+    return "" if most is None else f" The most frequent cause, of {most.count}: {_text(most.cause)}."
 
 
 # --- a job that should move ------------------------------------------------------------------------------------------
 
 
-def _troubles(at: JobSnapshot) -> Iterator[Explanation]:
+def _troubles(job: JobSnapshot) -> Iterator[Explanation]:
     """Explains what prevents episodes from ending, or makes them fail."""
-    if at.state is not JobState.RUNNING or not at.count(GroupState.OPEN):
+    if job.state is not JobState.RUNNING or not job.count(GroupState.OPEN):
         return
-    yield from _engine_trouble(at)
-    if not at.has_runner:
+    yield from _engine_trouble(job)
+    if not job.has_runner:
         return
-    yield from _device_trouble(at)
-    yield from _failures(at)
-    if at.disk_free_bytes is not None and at.disk_free_bytes < LITTLE_DISK_BYTES:
+    yield from _device_trouble(job)
+    yield from _failures(job)
+    if job.disk_free_bytes is not None and job.disk_free_bytes < LITTLE_DISK_BYTES:
         yield Explanation(
             code="disk",
             severity=Severity.ATTENTION,
-            message=f"Only {at.disk_free_bytes / 1e9:.1f} GB are free on the disk of the data directory.",
+            message=f"Only {job.disk_free_bytes / 1e9:.1f} GB are free on the disk of the data directory.",
             advice="Make room, or purge what was delivered with --retain-delivered-s. Writes stop on a full disk.",
         )
 
 
-def _all_fail(at: JobSnapshot) -> Iterator[Explanation]:
-    failed = at.all_failed
-    if failed is not None and failed.failed >= MIN_REPORTED_FAILURES and at.count(GroupState.OPEN):
+def _all_fail(job: JobSnapshot) -> Iterator[Explanation]:
+    failed = job.all_failed
+    if failed is not None and failed.failed >= MIN_REPORTED_FAILURES and job.count(GroupState.OPEN):
         yield Explanation(
             code=f"failing_{failed.code}",
-            severity=Severity.ATTENTION if _most_wait_for_engine(at, failed.failed) else Severity.STOPPED,
+            severity=Severity.ATTENTION if _most_wait_for_engine(job, failed.failed) else Severity.STOPPED,
             message=f"Nothing succeeds: {failed.sentence()[:500]}.",
-            advice=_failure_advice(at, failed.code),
+            advice=_failure_advice(job, failed.code),
         )
 
 
-def _engine_trouble(at: JobSnapshot) -> Iterator[Explanation]:
-    engine = at.engine
+def _engine_trouble(job: JobSnapshot) -> Iterator[Explanation]:
+    engine = job.engine
     if engine.code is EngineTrouble.NONE:
         return
     requests = "request is" if engine.waiting == 1 else "requests are"
     held = f", {engine.waiting} {requests} held" if engine.waiting else ""
-    if at.has_runner and 0 < engine.waiting <= at.running_attempts:
-        held = f", {engine.waiting} of {at.running_attempts} episodes wait for it"
+    if job.has_runner and 0 < engine.waiting <= job.running_attempts:
+        held = f", {engine.waiting} of {job.running_attempts} episodes wait for it"
     for_long = f" for {_span(engine.since_s)}" if engine.since_s is not None else ""
     if engine.code is EngineTrouble.UPDATING:
         yield Explanation(
             code="weights",
             severity=Severity.WAIT,
             message=f"The engine has been updating its weights{for_long}{held}.",
-            advice="Episodes go on from their partial tokens when it is through. Nothing to do.",
+            advice="Episodes continue from their partial tokens after the update. Nothing to do.",
         )
         return
     long = (engine.since_s or 0.0) > QUIET_AFTER_S
-    away = _AWAY if at.has_runner else _AWAY_FROM_GATEWAY
+    away = _AWAY if job.has_runner else _AWAY_FROM_GATEWAY
     standing = Severity.STOPPED if long else Severity.WAIT
     yield Explanation(
         code="no_engine",
-        severity=Severity.ATTENTION if _recent(at.trajectory_age_s) else standing,
+        severity=Severity.ATTENTION if _recent(job.trajectory_age_s) else standing,
         message=f"The engine at {engine.url} {engine.message}{for_long}{held}.",
         advice=_SILENT if engine.code is EngineTrouble.SILENT else away,
     )
 
 
-def _most_wait_for_engine(at: JobSnapshot, failures: int) -> bool:
+def _most_wait_for_engine(job: JobSnapshot, failures: int) -> bool:
     """Returns True if more episodes wait for an engine in trouble than have failed, so that the engine is the cause."""
-    return at.engine.code is not EngineTrouble.NONE and at.engine.waiting > failures
+    return job.engine.code is not EngineTrouble.NONE and job.engine.waiting > failures
 
 
-_AWAY_IS = "Is it up, and is the address right as seen from the buffer host?"
-_AWAY = f"{_AWAY_IS} Episodes wait for it, none is lost."
+_CHECK_ADDRESS = "Is it up, and is the address right as seen from the buffer host?"
+_AWAY = f"{_CHECK_ADDRESS} Episodes wait for it, none is lost."
 _AWAY_FROM_GATEWAY = (
-    f"{_AWAY_IS} Turns of open sessions wait for it; an agent that gives up sooner may ask again in its session."
+    f"{_CHECK_ADDRESS} Turns of open sessions wait for it; an agent that gives up sooner may ask again in its session."
 )
 _SILENT = (
-    "It holds requests while its weights are updated. When that takes minutes, look at its log. No episode is lost."
+    "An engine holds requests while its weights are updated. If it takes minutes, look at its log. No episode is lost."
 )
 
 
-def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
-    if why := at.devices.get("unreachable"):
+def _device_trouble(job: JobSnapshot) -> Iterator[Explanation]:
+    if why := job.devices.get("unreachable"):
         yield Explanation(
             code="devices_unreachable",
             severity=Severity.WAIT,
             message=f"No device can be reached: {why.partition(chr(10))[0][:300]}",
             advice="Is the head of Ray up, at this address? The runner tries again for boot_timeout_s; LOG has more.",
         )
-    total = at.devices.get("total")
+    total = job.devices.get("total")
     if total is None:
         return
-    broken, starting = at.devices.get("broken") or 0, at.devices.get("starting") or 0
+    broken, starting = job.devices.get("broken") or 0, job.devices.get("starting") or 0
     usable = total - broken - starting
     if usable > 0 and broken:
         yield Explanation(
             code="devices_broken",
             severity=Severity.ATTENTION,
             message=f"{broken} of {total} devices are broken.",
-            advice="They are replaced by themselves; look at the runner's log, LOG, when they stay broken.",
+            advice="They are replaced automatically. If they stay broken, look at the runner's log, LOG.",
         )
     elif usable <= 0:
         how = f"{starting} are starting, {broken} are broken" if total else "the pool has none"
@@ -530,39 +531,39 @@ def _device_trouble(at: JobSnapshot) -> Iterator[Explanation]:
             code="no_device",
             severity=Severity.WAIT if starting else Severity.STOPPED,
             message=f"No device can be used: {how}.",
-            advice=_doctor(at) + "The runner's log, LOG, says why a device does not start.",
+            advice=_doctor(job) + "The runner's log, LOG, says why a device does not start.",
         )
 
 
-def _failures(at: JobSnapshot) -> Iterator[Explanation]:
-    total = sum(at.recent_failures.values())
-    if total < MIN_REPORTED_FAILURES or at.all_failed is not None:
+def _failures(job: JobSnapshot) -> Iterator[Explanation]:
+    total = sum(job.recent_failures.values())
+    if total < MIN_REPORTED_FAILURES or job.all_failed is not None:
         return
-    code, count = max(at.recent_failures.items(), key=lambda entry: entry[1])
-    last = f" The last one said: {at.last_failure[:300]}" if at.last_failure else ""
+    code, count = max(job.recent_failures.items(), key=lambda entry: entry[1])
+    last = f" The last one said: {job.last_failure[:300]}" if job.last_failure else ""
     yield Explanation(
         code=f"failing_{code}",
         severity=Severity.ATTENTION
-        if _recent(at.trajectory_age_s) or _most_wait_for_engine(at, total)
+        if _recent(job.trajectory_age_s) or _most_wait_for_engine(job, total)
         else Severity.STOPPED,
         message=f"{total} attempts failed in the last ten minutes, {count} of them with {code}.{last}",
-        advice=_failure_advice(at, code),
+        advice=_failure_advice(job, code),
     )
 
 
-def _doctor(at: JobSnapshot) -> str:
-    return "rollout-buffer doctor says what this machine lacks. " if at.task_type == _TASK_TYPE_OF_DOCTOR else ""
+def _doctor(job: JobSnapshot) -> str:
+    return "rollout-buffer doctor says what this machine lacks. " if job.task_type == _TASK_TYPE_OF_DOCTOR else ""
 
 
-def _failure_advice(at: JobSnapshot, code: str) -> str:
+def _failure_advice(job: JobSnapshot, code: str) -> str:
     """Returns the advice for an error code: its meaning for this task type, then where the attempts are listed."""
-    first = _doctor(at) if code == "device" else _FAILURE_ADVICE.get(code, "")
-    if code == "environment_setup" and at.task_type in _TASKS_BY_NAME:
+    first = _doctor(job) if code == "device" else _FAILURE_ADVICE.get(code, "")
+    if code == "environment_setup" and job.task_type in _TASKS_BY_NAME:
         first = "Is the task's name and params_idx in the input right?"
-    return f"{first.strip()} {_SHOWN}".strip()
+    return f"{first.strip()} {_WHERE_ERRORS_ARE}".strip()
 
 
-_SHOWN = "rollout-buffer attempts JOB shows each error, its traceback and what was said; the log is LOG."
+_WHERE_ERRORS_ARE = "rollout-buffer attempts JOB shows each error, its traceback and what was said; the log is LOG."
 _TASKS_BY_NAME = ("android_world", "miniwob")
 _FAILURE_ADVICE = {
     "attempt_timeout": "Does play() hang? Where episodes really take this long, raise attempt_timeout_seconds.",
@@ -574,26 +575,26 @@ _FAILURE_ADVICE = {
 }
 
 
-def _at_work(at: JobSnapshot) -> Iterator[Explanation]:
-    playing = f"{at.running_attempts} {'episode is' if at.running_attempts == 1 else 'episodes are'} being played"
-    if _recent(at.trajectory_age_s) and not (at.has_runner and at.running_attempts == 0):
-        last = f"{playing}, the last one ended" if at.has_runner or at.running_attempts else "the last item was written"
+def _at_work(job: JobSnapshot) -> Iterator[Explanation]:
+    playing = f"{job.running_attempts} {'episode is' if job.running_attempts == 1 else 'episodes are'} being played"
+    if _recent(job.trajectory_age_s) and not (job.has_runner and job.running_attempts == 0):
+        last = f"{playing}, the last ended" if job.has_runner or job.running_attempts else "the last item was written"
         yield Explanation(
             code="moving",
             severity=Severity.OK,
-            message=f"It moves: {last} {_span(at.trajectory_age_s)} ago.{_waits(at)}",
+            message=f"The job progresses: {last} {_span(job.trajectory_age_s)} ago.{_waits(job)}",
         )
-    elif at.running_attempts == 0:
-        yield _starting(at)
+    elif job.running_attempts == 0:
+        yield _starting(job)
     else:
-        oldest = at.oldest_running_s or 0.0
-        last = "yet" if at.trajectory_age_s is None else f"for {_span(at.trajectory_age_s)}"
+        oldest = job.oldest_running_s or 0.0
+        last = "yet" if job.trajectory_age_s is None else f"for {_span(job.trajectory_age_s)}"
         long = oldest > LONG_EPISODE_S
         yield Explanation(
             code="slow" if long else "playing",
             severity=Severity.ATTENTION if long else Severity.OK,
-            message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; no trajectory {last}.{_waits(at)}",
-            advice=_WHY_SLOW[at.has_runner] if long else "",
+            message=f"{playing.capitalize()}, the oldest for {_span(oldest)}; no trajectory {last}.{_waits(job)}",
+            advice=_WHY_SLOW[job.has_runner] if long else "",
         )
 
 
@@ -603,35 +604,35 @@ _WHY_SLOW = {
 }
 
 
-def _starting(at: JobSnapshot) -> Explanation:
-    if _recent(at.trajectory_age_s):
+def _starting(job: JobSnapshot) -> Explanation:
+    if _recent(job.trajectory_age_s):
         return Explanation(
             code="between_episodes",
             severity=Severity.WAIT,
-            message=f"No episode is being played just now; the last one ended {_span(at.trajectory_age_s)} ago.",
+            message=f"No episode is being played just now; the last one ended {_span(job.trajectory_age_s)} ago.",
             advice="The runner starts the next ones, or is being started again after it died: its log is LOG.",
         )
-    if at.began_s < START_TIMEOUT_S:
+    if job.began_s < START_TIMEOUT_S:
         return Explanation(
             code="starting",
             severity=Severity.WAIT,
-            message=f"The job began {_span(at.began_s)} ago; its runner is loading the tokenizer and finding devices.",
+            message=f"The job began {_span(job.began_s)} ago; its runner is loading the tokenizer and finding devices.",
             advice="Give it two minutes.",
         )
     return Explanation(
         code="no_runner",
         severity=Severity.STOPPED,
         message="No episode is being played, though groups are open: the job's runner is not at work.",
-        advice="The supervisor restarts a runner that died, later each time. Its log is LOG.",
+        advice="The supervisor restarts a runner that died, after a longer delay each time. Its log is LOG.",
     )
 
 
-def _waits(at: JobSnapshot) -> str:
-    return "" if at.trainer_waits_s is None else f" The trainer has waited for {_span(at.trainer_waits_s)}."
+def _waits(job: JobSnapshot) -> str:
+    return "" if job.trainer_waits_s is None else f" The trainer has waited for {_span(job.trainer_waits_s)}."
 
 
 def _no_supervisor(age_s: float | None) -> Explanation:
-    seen = "there is none, or it ended in order" if age_s is None else f"it was last seen {_span(age_s)} ago"
+    seen = "there is none, or it was stopped normally" if age_s is None else f"it was last seen {_span(age_s)} ago"
     return Explanation(
         code="no_supervisor",
         severity=Severity.STOPPED,
@@ -640,7 +641,7 @@ def _no_supervisor(age_s: float | None) -> Explanation:
     )
 
 
-def _lives(age_s: float | None) -> bool:
+def _is_alive(age_s: float | None) -> bool:
     return not SUPERVISOR.is_silent(age_s)
 
 
@@ -653,16 +654,16 @@ def _recent(age_s: float | None) -> bool:
 
 def explain_group(state: GroupState, cause: Cause) -> str:
     """Returns a sentence on a group's outcome and its cause."""
-    if state in _ENDED:
-        return f"{_ENDED[state]}: {text}." if (text := _text(cause)) else f"{_ENDED[state]}."
-    return _ALIVE[state]
+    if state in _OUTCOMES:
+        return f"{_OUTCOMES[state]}: {text}." if (text := _text(cause)) else f"{_OUTCOMES[state]}."
+    return _STATES[state]
 
 
-_ENDED = {GroupState.FILTERED: "Dropped", GroupState.FAILED: "Failed", GroupState.SKIPPED: "Skipped"}
-_ALIVE = {
+_OUTCOMES = {GroupState.FILTERED: "Dropped", GroupState.FAILED: "Failed", GroupState.SKIPPED: "Skipped"}
+_STATES = {
     GroupState.OPEN: "Open: some of its members are still to come.",
     GroupState.READY: "Ready: complete and valid, it waits for the trainer's next poll.",
-    GroupState.LEASED: "Leased: a trainer has it and has not acknowledged it yet; otherwise it comes back.",
+    GroupState.LEASED: "Leased: a trainer has it. If it does not acknowledge it in time, the group is ready again.",
     GroupState.DELIVERED: "Delivered to the trainer.",
 }
 
@@ -679,15 +680,15 @@ def _because(cause: Cause) -> str:
     return f" ({text})" if (text := _text(cause)) else ""
 
 
-def _and(words: Sequence[str]) -> str:
+def _joined(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def _many(count: int, what: str) -> str:
+def _were(count: int, what: str) -> str:
     return f"1 {what} was" if count == 1 else f"{count} {what}s were"
 
 
-def _wait(count: int) -> str:
+def _waiting(count: int) -> str:
     return f"{count} group waits" if count == 1 else f"{count} groups wait"
 
 

@@ -40,10 +40,10 @@ def failed_attempts(store: Store, job_id: str, page: AttemptPageQuery) -> Failed
 _ATTEMPT_ORDER = ("ended_at", "group_key", "slot", "attempt")
 _FAILED = (
     "SELECT a.group_key AS group_key, a.slot AS slot, a.attempt AS attempt, groups.epoch, groups.position, "
-    "groups.instance_id, a.error_code, a.error_message, a.started_at, a.ended_at AS ended_at, said.messages "
+    "groups.instance_id, a.error_code, a.error_message, a.started_at, a.ended_at AS ended_at, transcripts.messages "
     "FROM attempts AS a INDEXED BY attempts_failed JOIN groups ON groups.key = a.group_key "
-    "LEFT JOIN failed_transcripts AS said ON said.group_key = a.group_key AND said.slot = a.slot "
-    "AND said.attempt = a.attempt"
+    "LEFT JOIN failed_transcripts AS transcripts ON transcripts.group_key = a.group_key AND transcripts.slot = a.slot "
+    "AND transcripts.attempt = a.attempt"
 )
 _LAST_ENDED_FIRST = "ORDER BY a.ended_at DESC, a.group_key DESC, a.slot DESC, a.attempt DESC"
 
@@ -52,9 +52,9 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
     conditions: list[str] = ["a.state = 'failed'", "groups.job_key = ?"]
     values: list[Any] = [job_key]
     if page.cursor is not None:
-        ended_at, *place = page.cursor.split(":")
+        ended_at, *attempt_key = page.cursor.split(":")
         conditions.append("(a.ended_at, a.group_key, a.slot, a.attempt) < (?, ?, ?, ?)")
-        values += [float(ended_at), *map(int, place)]
+        values += [float(ended_at), *map(int, attempt_key)]
     if page.error_code is not None:
         conditions.append("a.error_code = ?")
         values.append(page.error_code)
@@ -66,9 +66,9 @@ def _attempt_conditions(job_key: int, page: AttemptPageQuery) -> tuple[list[str]
 
 def _failed_attempt(job: JobRecord, row: sqlite3.Row, page: AttemptPageQuery) -> FailedAttempt:
     messages, traceback = decode_failed_attempt(row["messages"])
-    place = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
+    position = {name: row[name] for name in ("epoch", "position", "slot", "attempt")}
     return FailedAttempt(
-        uid=str(AttemptUid(job_key=job.key, **place)),
+        uid=str(AttemptUid(job_key=job.key, **position)),
         group_index=row["group_key"],
         epoch=row["epoch"],
         instance_id=row["instance_id"],

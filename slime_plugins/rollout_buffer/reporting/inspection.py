@@ -40,7 +40,7 @@ REWARD_BINS = 24
 class StoredTrajectory:
     """One stored trajectory: its columns, as JSON keys, and its payload, as JSON."""
 
-    light: TrajectoryEntry
+    entry: TrajectoryEntry
     body: bytes
 
 
@@ -56,13 +56,13 @@ class Inspection:
         """Returns a past delivery, whose content ``Buffer.delivered_pieces`` reads.
 
         Raises:
-            NotFoundError: there is none of that id.
+            NotFoundError: there is no delivery with this id.
         """
         with self.store.read() as connection:
-            found = delivery_rows.find_delivery(connection, delivery_id)
-        if found is None:
+            delivery = delivery_rows.find_delivery(connection, delivery_id)
+        if delivery is None:
             raise NotFoundError(f"there is no delivery {delivery_id[:300]!r}; GET /jobs/<job_id>/deliveries lists them")
-        return Delivery(key=found.key, delivery_id=found.delivery_id, meta_info=found.meta_info)
+        return Delivery(key=delivery.key, delivery_id=delivery.delivery_id, meta_info=delivery.meta_info)
 
     def deliveries(self, job_id: str, page: PageQuery) -> DeliveryPage:
         """Returns one page of a job's deliveries, newest first.
@@ -99,21 +99,21 @@ class Inspection:
             order = _Order(page)
             conditions, values = [*conditions, order.after], [*values, *order.values]
             # The index covers every filter, so that table rows are read only for the page.
-            found = f"SELECT key FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
-            query = f"{_LIGHT} WHERE trajectories.key IN ({found} {order.by} LIMIT ?) {order.by}"
+            keys = f"SELECT key FROM trajectories INDEXED BY {_LIST_INDEX} WHERE {' AND '.join(conditions)}"
+            query = f"{_ENTRIES} WHERE trajectories.key IN ({keys} {order.by} LIMIT ?) {order.by}"
             rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
-        entries = [cast("ListedTrajectory", _light(row)) for row in rows[: page.limit]]
+        entries = [cast("ListedTrajectory", _entry(row)) for row in rows[: page.limit]]
         if page.previews:
             self._add_previews(entries, [row["key"] for row in rows])
         return TrajectoryPage(trajectories=entries, next_cursor=_next(rows, page))
 
     def _add_previews(self, entries: Sequence[ListedTrajectory], keys: Sequence[int]) -> None:
         """Adds a preview of task and answer to each entry, within ``PREVIEW_BYTES``."""
-        left = PREVIEW_BYTES
+        bytes_left = PREVIEW_BYTES
         for entry, key in zip(entries, keys, strict=False):
-            left -= entry["body_bytes"]
+            bytes_left -= entry["body_bytes"]
             entry["goal"] = entry["answer"] = None
-            if left >= 0:
+            if bytes_left >= 0:
                 with contextlib.suppress(DamagedError):  # an entry with a lost payload is listed without a preview
                     entry["goal"], entry["answer"] = preview_of(orjson.loads(self.payload(key)))
 
@@ -125,7 +125,7 @@ class Inspection:
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, filters)
-            where = f"FROM trajectories INDEXED BY {_BY_ORDER} WHERE {' AND '.join(conditions)}"
+            where = f"FROM trajectories INDEXED BY {_LIST_INDEX} WHERE {' AND '.join(conditions)}"
             totals = dict(connection.execute(f"{_TOTALS} {where}", values).fetchone())
             low, high = totals["reward_min"], totals["reward_max"]
             width = (high - low) / REWARD_BINS if totals["trajectories"] and high > low else 1.0
@@ -146,10 +146,10 @@ class Inspection:
         """
         with self.store.read() as connection:
             conditions, values = _conditions(connection, filters)
-            # The index is ordered within a job only. Over all jobs, the rows themselves are ordered.
-            walked = "NOT INDEXED" if filters.job_id is None else f"INDEXED BY {_BY_ORDER}"
+            # The index has the order of keys within a job only. For all jobs, the table itself is read in that order.
+            index = "NOT INDEXED" if filters.job_id is None else f"INDEXED BY {_LIST_INDEX}"
             query = (
-                f"SELECT key FROM trajectories {walked} WHERE {' AND '.join(conditions)} AND key < ? "
+                f"SELECT key FROM trajectories {index} WHERE {' AND '.join(conditions)} AND key < ? "
                 "ORDER BY key DESC LIMIT ?"
             )
             before = MAX_KEY if cursor is None else cursor
@@ -170,42 +170,42 @@ class Inspection:
     def entries(self, keys: Sequence[int]) -> list[TrajectoryEntry]:
         """Returns trajectories without payloads, by row key, in that order."""
         with self.store.read() as connection:
-            rows = [connection.execute(f"{_LIGHT} WHERE trajectories.key = ?", (key,)).fetchone() for key in keys]
-        return [_light(row) for row in rows]
+            rows = [connection.execute(f"{_ENTRIES} WHERE trajectories.key = ?", (key,)).fetchone() for key in keys]
+        return [_entry(row) for row in rows]
 
     def trajectory(self, uid: str, job_id: str | None) -> StoredTrajectory:
         """Returns the trajectory with a uid.
 
         Raises:
-            NotFoundError: there is none, or no such job, or its payload was purged by retention.
+            NotFoundError: there is no such trajectory or job, or retention has purged the payload.
             DamagedError: its payload is damaged.
-            ConflictError: several jobs have one of that uid and none was named.
+            ConflictError: several jobs have a trajectory with this uid, and ``job_id`` is None.
         """
         with self.store.read() as connection:
             row = _find_trajectory(connection, uid, job_id)
-            place = payload_rows.payload_of(connection, row["job_key"], uid)
-        if place == (None, None):
+            stored = payload_rows.payload_of(connection, row["job_key"], uid)
+        if stored == (None, None):
             raise NotFoundError(f"the payload of trajectory {uid!r} was purged by retention")
-        return StoredTrajectory(light=_light(row), body=self.store.get_payload(*place))
+        return StoredTrajectory(entry=_entry(row), body=self.store.get_payload(*stored))
 
     def neighbours(self, uid: str, job_id: str | None) -> Neighbours:
         """Returns the uids of the job's previous and next trajectory.
 
         Raises:
-            NotFoundError: there is none of that uid, or no such job.
-            ConflictError: several jobs have one of that uid and none was named.
+            NotFoundError: there is no such trajectory or job.
+            ConflictError: several jobs have a trajectory with this uid, and ``job_id`` is None.
         """
         with self.store.read() as connection:
             row = _find_trajectory(connection, uid, job_id)
-            found = {
+            rows = {
                 name: connection.execute(
-                    f"SELECT uid FROM trajectories INDEXED BY {_BY_ORDER} WHERE job_key = ? AND key {comparison} ? "
+                    f"SELECT uid FROM trajectories INDEXED BY {_LIST_INDEX} WHERE job_key = ? AND key {comparison} ? "
                     f"ORDER BY key {direction} LIMIT 1",
                     (row["job_key"], row["key"]),
                 ).fetchone()
                 for name, comparison, direction in (("older", "<", "DESC"), ("newer", ">", "ASC"))
             }
-        older, newer = (one and one["uid"] for one in found.values())
+        older, newer = (found and found["uid"] for found in rows.values())
         return Neighbours(uid=uid, job_id=row["job_id"], older=older, newer=newer)
 
 
@@ -219,9 +219,10 @@ _TABLES = (
     "LEFT JOIN groups ON groups.key = trajectories.group_key "
     "LEFT JOIN deliveries ON deliveries.key = groups.delivery_key"
 )
-_LIGHT = _COLUMNS + _TABLES
-_BY_ORDER = "trajectories_to_look_at"
+_ENTRIES = _COLUMNS + _TABLES
+_LIST_INDEX = "trajectories_to_look_at"
 LOWEST = -1.0e300
+"""Takes the place of a missing value when rows are sorted, so that they come before or after all others."""
 _TOTALS = (
     "SELECT count(*) AS trajectories, avg(reward) AS reward_mean, min(reward) AS reward_min, "
     "max(reward) AS reward_max, avg(success >= 1) AS success, avg(turns) AS turns, "
@@ -254,7 +255,7 @@ def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sq
     else:
         keys = [find_job(connection, job_id).key]
     marks = ", ".join("?" for _ in keys)
-    query = f"{_LIGHT} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
+    query = f"{_ENTRIES} WHERE trajectories.job_key IN ({marks}) AND trajectories.uid = ?"
     rows: list[sqlite3.Row] = connection.execute(query, (*keys, uid)).fetchall()
     if not rows:
         raise NotFoundError(f"there is no trajectory {uid[:300]!r}; GET /trajectories lists them")
@@ -268,16 +269,16 @@ def _find_trajectory(connection: Connection, uid: str, job_id: str | None) -> sq
 
 
 def without_generations(body: bytes) -> bytes:
-    """Returns a stored payload without its token ids and log-probs; the times of the turns are kept."""
+    """Returns a stored payload without its generations; ``turn_timings`` has the times of each."""
     payload = orjson.loads(body)
     generations = payload.pop("generations", None) or ()
-    payload["turn_timings"] = [{name: one.get(name) for name in ("engine_s", "environment_s")} for one in generations]
+    payload["turn_timings"] = [{name: turn.get(name) for name in ("engine_s", "environment_s")} for turn in generations]
     return orjson.dumps(payload)
 
 
-def _light(row: sqlite3.Row) -> TrajectoryEntry:
-    light = {name: value for name, value in dict(row).items() if name not in ("key", "job_key")}
-    return cast("TrajectoryEntry", {**light, "late": bool(light["late"])})
+def _entry(row: sqlite3.Row) -> TrajectoryEntry:
+    columns = {name: value for name, value in dict(row).items() if name not in ("key", "job_key")}
+    return cast("TrajectoryEntry", {**columns, "late": bool(columns["late"])})
 
 
 def _without_key(row: sqlite3.Row) -> dict[str, Any]:

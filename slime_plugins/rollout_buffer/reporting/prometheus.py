@@ -142,7 +142,7 @@ METRICS = (
     ),
     _of_job(
         "rollout_buffer_poll_age_seconds",
-        "Seconds since a trainer last polled the job, to within 5; absent when none ever did",
+        "Seconds since a trainer last polled the job, accurate to 5 seconds; absent when none ever did",
     ),
     _of_job(
         "rollout_buffer_oldest_ready_group_age_seconds",
@@ -150,7 +150,7 @@ METRICS = (
     ),
     MetricName(
         "rollout_buffer_supervisor_heartbeat_age_seconds",
-        "Seconds since the supervisor's last heartbeat; absent when there was none or the supervisor stopped in order",
+        "Seconds since the supervisor's last heartbeat; absent without one and after the supervisor stopped normally",
     ),
     MetricName(
         "rollout_buffer_store_bytes",
@@ -164,7 +164,7 @@ METRICS = (
         "recycling. Metrics of devices are absent for pools that no running job reported in the last minute",
         "state",
     ),
-    _of_device("rollout_buffer_device_episodes", "Episodes that were lent the device since its pool exists"),
+    _of_device("rollout_buffer_device_episodes", "Episodes that the device was lent to since its pool was created"),
     _of_device("rollout_buffer_device_steps", "Actions executed on the device"),
     _of_device(
         "rollout_buffer_device_failures",
@@ -200,7 +200,7 @@ METRICS = (
 
 
 def metrics_page(store: Store) -> bytes:
-    """Returns the page."""
+    """Returns the body of the reply."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_StoreCollector(store))
     return generate_latest(registry)
@@ -225,7 +225,7 @@ class _StoreCollector(Collector):
         samples += _samples_of_disk(self._store)
         for report in recent_device_pools(self._store).values():
             samples += _samples_of_pool(report)
-        families = {one.name: GaugeMetricFamily(one.name, one.help, labels=one.labels) for one in METRICS}
+        families = {name: GaugeMetricFamily(name, text, labels=labels) for name, text, labels in METRICS}
         for name, labels, value in samples:
             families[name].add_metric(labels, value)
         return families.values()
@@ -243,33 +243,33 @@ _OLDEST_READY = "SELECT min(closed_at) FROM groups WHERE job_key = ? AND state =
 
 
 def _samples_of(connection: Connection, job: JobRecord, now: float) -> Iterator[Sample]:
-    this = (job.job_id, job.task_type)
+    labels = (job.job_id, job.task_type)
     groups = group_rows.count_groups(connection, job.key)
-    yield "rollout_buffer_jobs", (*this, job.state.value), 1
-    yield "rollout_buffer_slots_submitted", this, sum(groups.values()) * job.group_size
+    yield "rollout_buffer_jobs", (*labels, job.state.value), 1
+    yield "rollout_buffer_slots_submitted", labels, sum(groups.values()) * job.group_size
     for state, count in groups.items():
-        yield "rollout_buffer_slots", (*this, state.value), count * job.group_size
-        yield "rollout_buffer_groups", (*this, state.value), count
-    for (closed, cause), count in _by_class(connection.execute(_CAUSES, (job.key,))).items():
-        yield "rollout_buffer_group_causes", (*this, closed, cause), count
-    for (ended, code), count in attempt_rows.attempts_by_error(connection, job.key).items():
-        yield "rollout_buffer_attempts", (*this, ended.value, code), count
+        yield "rollout_buffer_slots", (*labels, state.value), count * job.group_size
+        yield "rollout_buffer_groups", (*labels, state.value), count
+    for (closed_as, cause), count in _by_class(connection.execute(_CAUSES, (job.key,))).items():
+        yield "rollout_buffer_group_causes", (*labels, closed_as, cause), count
+    for (attempt_state, code), count in attempt_rows.attempts_by_error(connection, job.key).items():
+        yield "rollout_buffer_attempts", (*labels, attempt_state.value, code), count
     for outcome, count in trajectory_rows.count_outcomes(connection, job.key).items():
-        yield "rollout_buffer_trajectories", (*this, outcome), count
-    yield "rollout_buffer_trajectories_late", this, trajectory_rows.count_late(connection, job.key)
-    yield "rollout_buffer_trajectories_damaged", this, payload_rows.count_damaged(connection, job.key)
+        yield "rollout_buffer_trajectories", (*labels, outcome), count
+    yield "rollout_buffer_trajectories_late", labels, trajectory_rows.count_late(connection, job.key)
+    yield "rollout_buffer_trajectories_damaged", labels, payload_rows.count_damaged(connection, job.key)
     for measured, statistics in job_measures(connection, job.key, closed_groups(connection, job.key)).items():
         for statistic, value in statistics.items():
-            yield f"rollout_buffer_{measured}", (*this, statistic), value
+            yield f"rollout_buffer_{measured}", (*labels, statistic), value
     deliveries = dict(connection.execute(_DELIVERIES, (job.key,)).fetchall())
     for delivered in DeliveryState:
-        yield "rollout_buffer_deliveries", (*this, delivered.value), deliveries.get(delivered.value, 0)
+        yield "rollout_buffer_deliveries", (*labels, delivered.value), deliveries.get(delivered.value, 0)
     if job.last_poll_at is not None:
-        yield "rollout_buffer_poll_age_seconds", this, max(0.0, now - job.last_poll_at)
+        yield "rollout_buffer_poll_age_seconds", labels, max(0.0, now - job.last_poll_at)
     (oldest,) = connection.execute(_OLDEST_READY, (job.key,)).fetchone()
-    yield "rollout_buffer_oldest_ready_group_age_seconds", this, 0.0 if oldest is None else max(0.0, now - oldest)
+    yield "rollout_buffer_oldest_ready_group_age_seconds", labels, 0.0 if oldest is None else max(0.0, now - oldest)
     if (limit := concurrency_of(connection, job, now).get("limit")) is not None:
-        yield "rollout_buffer_episodes_at_once", this, limit
+        yield "rollout_buffer_episodes_at_once", labels, limit
 
 
 def cause_class(cause: str) -> str:
@@ -291,23 +291,23 @@ def _samples_of_pool(report: Mapping[str, Any]) -> Iterator[Sample]:
         yield "rollout_buffer_device_runners_waiting", (str(report["pool"]), purpose), count
 
 
-def _samples_of_device(this: tuple[str, str], device: Mapping[str, Any]) -> Iterator[Sample]:
-    yield "rollout_buffer_devices", (*this, device["state"]), 1
-    yield "rollout_buffer_device_episodes", this, device["episodes"]
-    yield "rollout_buffer_device_steps", this, device["steps"]
+def _samples_of_device(labels: tuple[str, str], device: Mapping[str, Any]) -> Iterator[Sample]:
+    yield "rollout_buffer_devices", (*labels, device["state"]), 1
+    yield "rollout_buffer_device_episodes", labels, device["episodes"]
+    yield "rollout_buffer_device_steps", labels, device["steps"]
     for kind, count in device["failures"].items():
-        yield "rollout_buffer_device_failures", (*this, kind), count
+        yield "rollout_buffer_device_failures", (*labels, kind), count
     for action in ("quarantine", "replacement", "recycling"):
-        yield "rollout_buffer_device_health_actions", (*this, action), device[f"{action}s"]
+        yield "rollout_buffer_device_health_actions", (*labels, action), device[f"{action}s"]
     for metric, measured in (
         ("rollout_buffer_device_reset_seconds", "reset_s"),
         ("rollout_buffer_device_step_seconds", "step_s"),
     ):
         for quantile, suffix in (("0.5", "p50"), ("0.95", "p95")):
             if device[f"{measured}_{suffix}"] is not None:
-                yield metric, (*this, quantile), device[f"{measured}_{suffix}"]
+                yield metric, (*labels, quantile), device[f"{measured}_{suffix}"]
     if device["actions_per_minute"] is not None:
-        yield "rollout_buffer_device_actions_per_minute", this, device["actions_per_minute"]
+        yield "rollout_buffer_device_actions_per_minute", labels, device["actions_per_minute"]
 
 
 def _samples_of_disk(store: Store) -> list[Sample]:

@@ -91,25 +91,27 @@ class _Needle:
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
-        spelled, is_in_one_place = orjson.dumps(text)[1:-1].lower(), text.isascii() and " {" not in text
-        self._forms = {spelled, self._text.encode()} if is_in_one_place else set()  # as a text, in a call's arguments
+        # Bytes are lowered as ASCII only. " {" may be where message_texts joins a call's name and its arguments.
+        occurs_verbatim = text.isascii() and " {" not in text
+        # As a JSON string, and as a part of a call's arguments that are a JSON object.
+        self._forms = {orjson.dumps(text)[1:-1].lower(), self._text.encode()} if occurs_verbatim else set()
 
     def first_in(self, body: bytes) -> FoundText | None:
         """Returns the first match in a payload's messages and the number of matching texts; None without a match."""
         if self._forms and all(form not in body.lower() for form in self._forms):
             return None  # most payloads need not be parsed
         payload = orjson.loads(body)
-        texts = [one for one in message_texts(payload) if self._text in one.text.lower()]
+        texts = [each for each in message_texts(payload) if self._text in each.text.lower()]
         return self._describe(texts[0], len(texts)) if isinstance(payload, Mapping) and texts else None
 
-    def _describe(self, one: MessageText, places: int) -> FoundText:
-        at = one.text.lower().find(self._text)
-        end = at + len(self._text)
+    def _describe(self, hit: MessageText, places: int) -> FoundText:
+        start = hit.text.lower().find(self._text)
+        end = start + len(self._text)
         return FoundText(
-            turn=one.turn,
-            role=one.role,
-            before=("…" if at > CONTEXT_CHARACTERS else "") + one.text[max(0, at - CONTEXT_CHARACTERS) : at],
-            found=one.text[at:end],
-            after=one.text[end : end + CONTEXT_CHARACTERS] + ("…" if len(one.text) > end + CONTEXT_CHARACTERS else ""),
+            turn=hit.turn,
+            role=hit.role,
+            before=("…" if start > CONTEXT_CHARACTERS else "") + hit.text[max(0, start - CONTEXT_CHARACTERS) : start],
+            found=hit.text[start:end],
+            after=hit.text[end : end + CONTEXT_CHARACTERS] + ("…" if len(hit.text) > end + CONTEXT_CHARACTERS else ""),
             places=places,
         )

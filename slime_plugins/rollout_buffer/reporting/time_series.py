@@ -139,7 +139,7 @@ def job_measures(connection: Connection, job_key: int, closed: Sequence[Finished
     ``reward`` has mean, min and max; ``success`` a mean over the episodes that report it; ``staleness`` (in
     weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
     ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` and ``continued_turns`` their sum
-    over all sessions. Late trajectories count as well.
+    over all sessions. Late trajectories do not count for reward, success and staleness.
     """
     found: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):

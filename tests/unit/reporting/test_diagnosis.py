@@ -39,9 +39,9 @@ COMMONEST = {
     GroupState.FILTERED: CountedCause(causes.not_valid([0.0, 1.0], is_custom=True), 4),
 }
 SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
-    ({"has_runner": False, "running_attempts": 0}, "moving", "It moves: the last item was written 3 s ago"),
+    ({"has_runner": False, "running_attempts": 0}, "moving", "The job progresses: the last item was written 3 s ago"),
     ({"running_attempts": 0, "oldest_running_s": None}, "between_episodes", "No episode is being played just now"),
-    ({}, "moving", "8 episodes are being played, the last one ended 3 s ago"),
+    ({}, "moving", "8 episodes are being played, the last ended 3 s ago"),
     ({"prompt_findings": ["drops the system prompt"]}, "prompts_changed", "The engine drops the system prompt."),
     (
         {"prompts": PromptCounts(equal=3, unknown=2, untrained=1, row_tokens=9)},
@@ -51,7 +51,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"prompts": PromptCounts(differing=9, forked=9, extra_tokens=21, row_tokens=100)},
         "prompts_forked",
-        "21% of all tokens in training rows are read again: the engine ran other prompts than it was sent, and 9 more",
+        "21% of all tokens in training rows are repeated: the engine ran other prompts than it was sent, and 9 more",
     ),
     ({"trainer_waits_s": 40.0}, "moving", "The trainer has waited for 40 s"),
     ({"trajectory_age_s": None}, "playing", "the oldest for 30 s; no trajectory yet"),
@@ -71,8 +71,8 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "paused_engine",
         "when it answers again: it answers HTTP 404: x. Its engine is http://e",
     ),
-    ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer, as many as max_groups_ahead"),
-    ({"max_groups_ready": 2}, "backpressure", "2 groups wait for the trainer, as many as max_groups_ready"),
+    ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer, the most that max_groups_ahead"),
+    ({"max_groups_ready": 2}, "backpressure", "2 groups wait for the trainer, the most that max_groups_ready"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),
     (
         {"has_runner": False, "trajectory_age_s": None, "running_attempts": 0},
@@ -117,7 +117,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "most_frequent_causes": COMMONEST},
         "nothing_kept",
-        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The commonest cause, of 4: the",
+        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The most frequent cause, of 4: the",
     ),
 ]  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
     assert list(found) == ["finished", "failed_groups", "filtered_groups"]
     assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
     assert "3 groups were given up as failed" in found["failed_groups"].message
-    assert "The commonest cause, of 2: timed out (0 of 4 members came within" in found["failed_groups"].message
+    assert "The most frequent cause, of 2: timed out (0 of 4 members came within" in found["failed_groups"].message
     assert "4 groups were filtered, of 8 that are closed" in found["filtered_groups"].message
     assert found["filtered_groups"].message.endswith("of 4: the generator's own is_valid_group refused it.")
 
@@ -175,7 +175,7 @@ def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckCounter, 
     found = explain_job(replace(AT_WORK, stuck_weights=stuck, max_weight_version_lag=4))
     assert [one.code for one in found] == ["weights_stand_still", "moving"]
     assert words in found[0].message
-    assert found[0].message.endswith("The lag of 4 that the job asks for is not kept.")
+    assert found[0].message.endswith("The job's limit of 4 versions of lag is not kept.")
     assert found[0].advice
 
 
@@ -215,7 +215,7 @@ def test_there_is_always_a_sentence(
 def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, cause: Cause, message: str) -> None:
     assert explain_group(GroupState(state), cause) == message
     job = replace(AT_WORK, groups={"filtered": 9}, most_frequent_causes={GroupState.FILTERED: CountedCause(cause, 9)})
-    assert f"The commonest cause, of 9: {cause.message}." in explain_job(job)[0].message
+    assert f"The most frequent cause, of 9: {cause.message}." in explain_job(job)[0].message
 
 
 @pytest.mark.parametrize("succeeded", [True, False])

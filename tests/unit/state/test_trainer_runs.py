@@ -49,7 +49,10 @@ def test_within_the_new_run_old_weights_are_stale_as_ever(buffer: Buffer, clock:
     assert uids(buffer, poll(buffer, job)) == ["b0", "b1"]
     causes = describe_job(buffer.store, job)["causes"]["filtered"]
     assert causes == {STALE.message: 2}, "the group of the run before is at least as old as this run"
-    assert "more than 2 versions behind the newest, which is 3 in run 2" in explanation_codes(buffer)["stale_groups"]
+    assert (
+        "more than 2 versions behind the newest, which is 3 in the trainer's run 2"
+        in explanation_codes(buffer)["stale_groups"]
+    )
 
 
 def test_a_straggler_of_the_last_run_does_not_make_the_new_one_stale(buffer: Buffer, clock: SettableClock) -> None:

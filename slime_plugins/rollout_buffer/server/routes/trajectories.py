@@ -73,7 +73,7 @@ def trajectory(uid: str, query: TrajectoryQuery) -> Response:
     body = stored.body if query.generations else without_generations(stored.body)
     if query.images == "inline":
         body = the_buffer().with_inline_images(body)
-    return Response(orjson.dumps(stored.light)[:-1] + b"," + body[1:], mimetype="application/json")
+    return Response(orjson.dumps(stored.entry)[:-1] + b"," + body[1:], mimetype="application/json")
 
 
 @routes.get("/neighbours/{uid}", errors=(409,))
@@ -95,14 +95,14 @@ def token_rows(uid: str, query: TokenRowQuery) -> TokenRows:
     context = the_context()
     stored = the_inspection().trajectory(uid, query.job_id)
     generations = wire.decode_generations(orjson.loads(stored.body).get("generations"))
-    settings = context.buffer.job(stored.light["job_id"]).settings
+    settings = context.buffer.job(stored.entry["job_id"]).settings
     tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     described = describe_rows(generations, query.row, tokenizer)
-    report = trainer_rows_of(context.buffer.store, stored.light["job_id"], uid).get(query.row)
+    report = trainer_rows_of(context.buffer.store, stored.entry["job_id"], uid).get(query.row)
     return TokenRows(
         **described,
         uid=uid,
-        job_id=stored.light["job_id"],
+        job_id=stored.entry["job_id"],
         why_no_texts=why_no_texts,
         trainer=None if report is None else describe_trainer_row(report),
     )
@@ -119,7 +119,7 @@ def turn_tree(uid: str, query: NamedTrajectoryQuery) -> TurnTree:
     stored = the_inspection().trajectory(uid, query.job_id)
     body = orjson.loads(stored.body)
     generations = wire.decode_generations(body.get("generations"))
-    settings = context.buffer.job(stored.light["job_id"]).settings
+    settings = context.buffer.job(stored.entry["job_id"]).settings
     tokenizer, why_no_texts = tokenizer_of(settings.tokenizer_path) if generations else (None, "")
     turns = describe_turn_tree(generations, emission_order(body.get("extra_info")), tokenizer)
-    return TurnTree(uid=uid, job_id=stored.light["job_id"], turns=turns, why_no_texts=why_no_texts)
+    return TurnTree(uid=uid, job_id=stored.entry["job_id"], turns=turns, why_no_texts=why_no_texts)
