@@ -120,4 +120,4 @@ def main() -> None:
         app()
     except OSError as error:
         errors.print(f"rollout-buffer: the output cannot be written: {error.strerror or error}", style="red")
-        os._exit(ExitCode.NO.value)  # a normal exit would flush again, and print another traceback
+        os._exit(ExitCode.NO.value)  # a normal exit would flush the output again, and print a traceback

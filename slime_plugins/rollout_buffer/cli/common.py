@@ -46,6 +46,7 @@ EXIT_CODES = (
     "3 the buffer does not answer; 4 the buffer refuses it in its present state (conflict, busy, full)."
 )
 WIDTH_OF_A_FILE = 120
+"""Columns of the output if it goes to a file or a pipe."""
 # Names and messages that come from users are printed verbatim: "[/x]" is no markup, ":x:" is no emoji.
 console = Console(
     width=None if sys.stdout is not None and sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False, emoji=False
@@ -121,7 +122,7 @@ def report_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the output has closed it
     except (RolloutBufferError, OSError, ValueError) as error:
-        raise ended(*_printed_error_and_code(error)) from error
+        raise exit_after(*_printed_error_and_code(error)) from error
 
 
 def _printed_error_and_code(error: Exception) -> tuple[RolloutBufferError, ExitCode]:
@@ -168,8 +169,8 @@ def answer_in_json(wanted: bool) -> None:
     _json_is_wanted.set(wanted)
 
 
-def ended(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
-    """Prints an error and returns the exit to raise."""
+def exit_after(error: RolloutBufferError, code: ExitCode) -> typer.Exit:
+    """Prints an error; returns the exception that ends the command with ``code``."""
     explanation = _with_commands(error.message)
     _print_error(error.code, explanation, error.detail)
     errors.print(f"rollout-buffer: {explanation}", style="red", highlight=False, soft_wrap=True)

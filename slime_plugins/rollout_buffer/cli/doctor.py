@@ -56,7 +56,7 @@ class Examination:
 
     With ``ray_address`` the devices are on the nodes of that cluster; without it they are on this machine.
 
-    With ``tokenizer_path``, the folder of the engine's model, it also checks whether the engine runs prompts exactly.
+    With ``tokenizer_path``, the folder of the engine's model, the engine is also tested for running prompts exactly.
     """
 
     settings: AndroidWorldSettings
@@ -136,7 +136,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _extensions(examination: Examination) -> list[Finding]:
-    """Reports each installed extension that loads as ok; one that does not, or an unknown device kind, is missing."""
+    """Reports each installed extension: ok if it loads, else missing. An unknown device kind is missing, too."""
     findings = []
     device = examination.settings.device
     if device not in SHIPPED_KINDS and ":" not in device and device not in installed(Group.DEVICES):
@@ -239,9 +239,9 @@ def _prompts(examination: Examination) -> list[Finding]:
         fidelity = asyncio.run(_probed_prompts(url, path))
     except (ConfigError, OSError, ValueError) as error:
         return checked("prompts as they are sent", False, str(error), "name the folder of its model", needed=True)
-    kept = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
+    prompts = "prompts of text and with images" if fidelity is not None and fidelity.images else "prompts of text"
     problem = "gives no answer" if fidelity is None else fidelity.complaint
-    detail = f"the engine {problem}" if problem else f"it runs {kept} as they are sent"
+    detail = f"the engine {problem}" if problem else f"it runs {prompts} as they are sent"
     remedy = "SGLang 0.5.13 or later keeps ids and reports them; for others see docs/fidelity.md"
     return checked("prompts as they are sent", not problem, detail, remedy, needed=True)
 

@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import 
 
 _FREE_BYTES_PER_EMULATOR = 12 * 1024**3
 _COPY_BYTES_PER_S = 200e6
+"""Assumed speed of a disk, for the estimate of how long the copies take."""
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_VERSION = 12
 _PACKAGES = {
@@ -118,7 +119,7 @@ def _disk(host: HostPlan) -> list[Finding]:
 
 
 def _bytes_wanted(host: HostPlan, each: int) -> int:
-    """Returns the disk space for the clones of all devices, ``each`` bytes, less what existing clones take already."""
+    """Returns the disk space for the clones of all devices, ``each`` bytes, less what existing clones already take."""
     settings = host.settings
     home = Path(settings.android_avd_home).expanduser()
     names = map(settings.base_avd_name_pattern.format, range(settings.num_workers + settings.spare_devices))
@@ -144,7 +145,7 @@ def _kvm(host: HostPlan) -> list[Finding]:
 
 
 def _kvm_problem(path: Path) -> str:
-    """Returns the problem of KVM, empty if it works. Opens the device: root may read the file of a broken one, too."""
+    """Returns the problem of KVM, empty if it works. Opens the device, because root has access even to a broken one."""
     try:
         device = os.open(path, os.O_RDWR)
     except OSError as error:
@@ -155,7 +156,7 @@ def _kvm_problem(path: Path) -> str:
         return f"is no KVM device: {error.strerror}"
     finally:
         os.close(device)
-    return "" if version == _KVM_VERSION else f"speaks version {version}, not {_KVM_VERSION}"
+    return "" if version == _KVM_VERSION else f"has API version {version}, not {_KVM_VERSION}"
 
 
 def _ports(host: HostPlan) -> list[Finding]:

@@ -30,7 +30,7 @@ _UNUSABLE_STATES = ("quarantined", "booting")
 def draw_job_status(jobs: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Renders each job: a bar, its slots by state, and the causes of filtered and failed groups.
 
-    A job is a reply of ``GET /jobs/<id>``, with that of ``GET /jobs/<id>/explanation`` as ``now`` if it was read.
+    A job is a reply of ``GET /jobs/<id>``; its ``now``, if present, is the reply of ``GET /jobs/<id>/explanation``.
     """
     if not jobs:
         return Text("no open job")

@@ -37,7 +37,7 @@ ROLLOUT_ID: Final = "test-3"
 TEST_TIMEOUT_S: Final = 300.0
 ENGINE_START_TIMEOUT_S: Final = 60.0
 ENGINE_STOP_TIMEOUT_S: Final = 10.0
-ASKED: Final = [{"role": "user", "content": "Calculate 15 * 23"}]
+DEFAULT_MESSAGES: Final = [{"role": "user", "content": "Calculate 15 * 23"}]
 
 OnResult = Callable[[str, bool], None]
 
@@ -70,7 +70,7 @@ class TestedServer:
         given = request if isinstance(request, Mapping) else {}
         filled = {
             "rollout_id": ROLLOUT_ID,
-            "messages": ASKED,
+            "messages": DEFAULT_MESSAGES,
             "tools": list(CALCULATOR_SCHEMAS),
             "sampling_params": {"temperature": 0.7, "max_tokens": 512},
             **{str(key): value for key, value in given.items()},
@@ -86,10 +86,10 @@ class TestedServer:
 
         Only the messages and the chat template are used, not the recorded session.
         """
-        replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         return sum(
-            len(self._tokens.bridge_over(messages[at + 1 : after], turn_is_closed=True))
-            for at, after in pairwise(replies)
+            len(self._tokens.bridge_over(messages[reply + 1 : next_reply], turn_is_closed=True))
+            for reply, next_reply in pairwise(replies)
         )
 
     def names(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def run_mask_tests(file: Path, engine_url: str | None, tokenizer: Path | None, o
 
 
 def _compiled(file: Path) -> Any:
-    """Compiles the file; if that fails, without its lines of ``...``, which stand for parts left out of a literal.
+    """Compiles the file; if that fails, without its lines ``...``, which mark parts omitted from an example.
 
     Raises:
         ConfigError: it cannot be read, or is not valid Python.

@@ -52,31 +52,31 @@ def _text_of(part: Any) -> str:
 
 def _tagged_text(text: str, max_characters: int | None) -> Iterator[RenderableType]:
     """Renders the tagged parts of an assistant's text in their styles."""
-    at = 0
+    position = 0
     for name, start, end in tagged_parts(text):
-        yield from _text(text[at:start], max_characters)
+        yield from _text(text[position:start], max_characters)
         inside = text[start + len(f"<{name}>") : end - len(f"</{name}>")].strip()
         if name == "tool_call" and (max_characters is None or len(inside) <= max_characters):
             yield _indented(Syntax(inside, "json", word_wrap=True, background_color="default"))
         else:
             yield from _text(inside, max_characters, _STYLES.get(name, ""))
-        at = end
-    yield from _text(text[at:], max_characters)
+        position = end
+    yield from _text(text[position:], max_characters)
 
 
 def tagged_parts(text: str) -> Iterator[tuple[str, int, int]]:
     """Yields name, start and end of each tagged part; linear in the text's length, also with unclosed tags."""
-    at, unclosed = 0, set[str]()
+    position, unclosed = 0, set[str]()
     for opening in _OPENING.finditer(text):
         name = opening[1]
-        if opening.start() < at or name in unclosed:
+        if opening.start() < position or name in unclosed:
             continue
         closing = text.find(f"</{name}>", opening.end())
         if closing < 0:
             unclosed.add(name)
         else:
-            at = closing + len(f"</{name}>")
-            yield name, opening.start(), at
+            position = closing + len(f"</{name}>")
+            yield name, opening.start(), position
 
 
 def _text(text: str, max_characters: int | None, style: str = "") -> Iterator[RenderableType]:

@@ -69,14 +69,14 @@ class Views:
             jobs = _jobs_before(connection, page)
             entries = [self._job_entry(connection, job, now) for job in jobs[: page.limit]]
         age_s, detail = (None, {}) if beat is None else (abs(now - beat[0]), beat[1])
-        about = explain_service(age_s, detail.get("broken_generators", {}))
+        explanation = explain_service(age_s, detail.get("broken_generators", {}))
         return Overview(
             now=now,
             supervisor_age_s=age_s,
             task_types=sorted(detail.get("task_types", {})),
             extensions=detail.get("extensions", []),
             disk_free_bytes=shutil.disk_usage(self.store.data_dir).free,
-            explanation=about,
+            explanation=explanation,
             jobs=entries,
             next_cursor=jobs[page.limit - 1].key if len(jobs) > page.limit else None,
             needs_token=needs_token,
@@ -189,15 +189,15 @@ class Views:
             task_type=job.task_type,
             attempts=[cast("GroupAttempt", dict(attempt)) for attempt in attempts],
             delivered=[
-                cast("DeliveredGroupMember", {**dict(one), "remove_sample": bool(one["remove_sample"])})
-                for one in delivered
+                cast("DeliveredGroupMember", {**dict(row), "remove_sample": bool(row["remove_sample"])})
+                for row in delivered
             ],
             instance=dict(instance.data),
         )
 
 
 def _columns(reply: type) -> str:
-    """Returns the columns of a query for a reply: they are named as the keys of the reply."""
+    """Returns the columns of a query for a reply, whose keys are the names of the columns."""
     return ", ".join(reply.__annotations__)
 
 
@@ -224,7 +224,7 @@ def _group_conditions(job_key: int, page: GroupPageQuery) -> tuple[list[str], li
     return conditions, values
 
 
-# One index has all that a mean needs but `late`; another index lists late trajectories. So no table row is read.
+# One index has all columns that a mean needs, except `late`; another lists late trajectories. No table row is read.
 _MEANS = (
     "WITH means AS (SELECT group_key, avg(reward) AS mean FROM trajectories INDEXED BY trajectories_by_portion "
     "WHERE job_key = ? AND group_key IS NOT NULL AND key NOT IN "
@@ -243,15 +243,15 @@ class _GroupOrder:
 
     def __init__(self, job_key: int, page: GroupPageQuery) -> None:
         column, by_mean = _GROUP_COLUMNS[page.sort], page.sort == "reward_mean"
-        down = page.order == "descending"
+        descending = page.order == "descending"
         self.means, self.joined = (_MEANS, _JOINED) if by_mean else ("", "")
         self.before_values: list[Any] = [job_key, job_key] if by_mean else []
-        self.by = f"ORDER BY {column} {'DESC' if down else 'ASC'}, groups.key {'ASC' if down else 'DESC'}"
+        self.by = f"ORDER BY {column} {'DESC' if descending else 'ASC'}, groups.key {'ASC' if descending else 'DESC'}"
         self.after: list[str] = []
         self.values: list[Any] = []
         if page.cursor is None:
             return
-        beyond, tie = ("<", ">") if down else (">", "<")
+        beyond, tie = ("<", ">") if descending else (">", "<")
         touched, key = page.cursor.split(":")
         last, value = ("?", float(touched)) if page.sort == "updated_at" else (_of_group(column, self.joined), int(key))
         self.after = [f"{column} {beyond}= {last}", f"({column} {beyond} {last} OR groups.key {tie} ?)"]
@@ -290,11 +290,11 @@ _MEMBERS = (
 
 def _members(connection: Connection, group_keys: Sequence[int]) -> dict[int, list[GroupMember]]:
     marks = ", ".join("?" for _ in group_keys)
-    found: dict[int, list[GroupMember]] = {}
+    members: dict[int, list[GroupMember]] = {}
     for row in connection.execute(_MEMBERS.format(marks), list(group_keys)):
         member = {name: value for name, value in dict(row).items() if name != "group_key"}
-        found.setdefault(row["group_key"], []).append(cast("GroupMember", {**member, "late": bool(member["late"])}))
-    return found
+        members.setdefault(row["group_key"], []).append(cast("GroupMember", {**member, "late": bool(member["late"])}))
+    return members
 
 
 # --- queries ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ _NO_PROMPTS = PromptCounts()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSnapshot:
-    """The state of a job at one moment. Ages are in seconds; None is never or unknown.
+    """The state of a job at one moment. Ages are in seconds; None means never, or unknown.
 
     ``devices`` has ``total`` and, if known, ``busy``, ``broken``, ``starting`` and ``waiting`` (episodes that wait for
     a device), or ``unreachable``, the reason; it is empty if unknown.
@@ -59,7 +59,7 @@ class JobSnapshot:
     recent_failures: Mapping[str, int] = field(default_factory=dict)
     """Failed attempts since the last start, of the last ten minutes, by error code, the most frequent first."""
     last_failure: str = ""
-    """The last error with the most frequent code."""
+    """The message of the last failure with the most frequent code."""
     all_failed: FailedAttempts | None = None
     """How the job's attempts failed, if none of them ever returned a trajectory."""
     poll_age_s: float | None = None
@@ -84,7 +84,7 @@ class JobSnapshot:
     slow_loss: SlowLoss | None = None
     missing_members: MissingMembers | None = None
     stuck_weights: StuckWeights | None = None
-    """Whether the trainer's or the engine's weight version does not change while groups are trained."""
+    """Set if the trainer's or the engine's weight version does not change while groups are trained."""
     trainer_run: int = 1
     weight_version: int | None = None
     outlier_versions: int = 0
@@ -104,11 +104,11 @@ def take_snapshot(
 ) -> JobSnapshot:
     """Reads a job's snapshot in this transaction; ``groups`` counts its groups by state.
 
-    For a closed job, attempts, devices and engine are not read.
+    For a job that has ended, attempts, devices and engine are not read.
     """
     beat = service_rows.heartbeat(connection, SUPERVISOR.name)
     closed = closed_groups(connection, job.key)
-    bare = JobSnapshot(
+    without_activity = JobSnapshot(
         state=job.state,
         job_id=job.job_id,
         task_type=job.task_type,
@@ -141,11 +141,11 @@ def take_snapshot(
         last_refusal=job.last_refusal,
     )
     if job.state not in OPEN_STATES:
-        return bare
+        return without_activity
     running, oldest = _running(connection, job.key)
     failures, last_failure = _failures(connection, job.key, max(now - FAILURES_WITHIN_S, job.run_began_at or 0.0))
     return replace(
-        bare,
+        without_activity,
         running_attempts=running,
         oldest_running_s=_age(now, oldest),
         trajectory_age_s=_age(now, _last_written(connection, job.key)),
@@ -222,5 +222,5 @@ def _devices(connection: Connection, job_key: int, now: float) -> dict[str, Any]
     }
 
 
-def _age(now: float, at: float | None) -> float | None:
-    return None if at is None else max(0.0, now - at)
+def _age(now: float, time: float | None) -> float | None:
+    return None if time is None else max(0.0, now - time)

@@ -22,7 +22,7 @@ _TAG = re.compile(r"</?(?:tool_call|conclusion|answer)>")
 
 @dataclass(frozen=True, slots=True)
 class MessageText:
-    """A text of a message. ``turn``, from 1, is that of the reply that the message is or precedes."""
+    """A text of a message. ``turn`` is the number, from 1, of the reply that the message is or precedes."""
 
     turn: int
     role: str
@@ -42,18 +42,18 @@ def message_texts(payload: Mapping[str, Any]) -> Iterator[MessageText]:
 def preview_of(payload: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Returns task and answer in one line each: as the generator recorded them, else the first user message and the
     last reply; None if there is no such text."""
-    noted = payload.get("extra_info")
-    about: Mapping[str, Any] = noted if isinstance(noted, Mapping) else {}
+    extra_info = payload.get("extra_info")
+    recorded: Mapping[str, Any] = extra_info if isinstance(extra_info, Mapping) else {}
     messages = list(_messages(payload))
-    asked = next((one for one in messages if one.get("role") == "user"), {})
-    replied: Mapping[str, Any] = next((one for one in reversed(messages) if one.get("role") == "assistant"), {})
-    goal, answer = _line(about.get("goal")), _line(about.get("answer"))
+    asked = next((each for each in messages if each.get("role") == "user"), {})
+    replied: Mapping[str, Any] = next((each for each in reversed(messages) if each.get("role") == "assistant"), {})
+    goal, answer = _line(recorded.get("goal")), _line(recorded.get("answer"))
     return goal or _line(_content(asked)), answer or _line(_reply_text(replied))
 
 
 def _messages(payload: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     messages = payload.get("messages")
-    return (one for one in (messages if isinstance(messages, list) else []) if isinstance(one, Mapping))
+    return (each for each in (messages if isinstance(messages, list) else []) if isinstance(each, Mapping))
 
 
 def _content(message: Mapping[str, Any]) -> str:

@@ -61,10 +61,10 @@ def _mean_gaps(
     turns: Iterable[tuple[TrainerRow, TurnGap]], key_of: Callable[[TurnGap], Key]
 ) -> Iterator[tuple[Key, MeanGap]]:
     """Yields the keys in order, None last, each with the mean and the largest gap over its turns."""
-    found: dict[Key, list[TurnGap]] = {}
+    turns_by_key: dict[Key, list[TurnGap]] = {}
     for _, turn in turns:
-        found.setdefault(key_of(turn), []).append(turn)
-    for key, members in sorted(found.items(), key=lambda entry: (entry[0] is None, entry[0])):
+        turns_by_key.setdefault(key_of(turn), []).append(turn)
+    for key, members in sorted(turns_by_key.items(), key=lambda entry: (entry[0] is None, entry[0])):
         tokens = sum(turn.compared for turn in members)
         mean = sum(turn.gap_sum for turn in members) / tokens
         yield key, MeanGap(tokens=tokens, mean=mean, max=max(turn.gap_max for turn in members))

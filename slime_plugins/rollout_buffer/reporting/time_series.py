@@ -1,7 +1,7 @@
 """A job's history in buckets of time, for the dashboard's charts. Read-only.
 
 Long ranges are read from sums per minute, short ranges from an index with all columns; payloads are never read. A
-caller that has the earlier buckets requests only the newest.
+caller that already has the earlier buckets requests only the newest ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BUCKET_WIDTHS_S = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 86_40
 WANTED_BUCKETS = 120
 MAX_BUCKETS = 400
 SUMMED_S = 60
-"""Width of stored sums: buckets of whole minutes are made of these sums, other buckets of single episodes."""
+"""Width of a stored sum. Buckets of whole minutes add up these sums, other buckets read single episodes."""
 MAX_EPISODES_ONE_BY_ONE = 20_000
 
 _EPISODES_BY_MINUTE = """
@@ -92,9 +92,9 @@ class Span:
 
 
 def span_of(first: float, last: float, *, width_s: int | None, since: float | None) -> Span:
-    """Returns the buckets from ``first`` to ``last``, from ``since`` on when that is later.
+    """Returns the buckets from ``first``, or from ``since`` if that is later, to ``last``.
 
-    Without a ``width_s`` there are about ``WANTED_BUCKETS``; the newest ``MAX_BUCKETS`` at most.
+    Without a ``width_s`` there are about ``WANTED_BUCKETS`` at most. Only the newest ``MAX_BUCKETS`` are returned.
     """
     length = max(1.0, last - first)
     fitting = (width for width in BUCKET_WIDTHS_S if length / width <= WANTED_BUCKETS)
@@ -105,16 +105,16 @@ def span_of(first: float, last: float, *, width_s: int | None, since: float | No
 
 
 def job_series(connection: Connection, job_key: int, span: Span) -> SeriesColumns:
-    """Returns the columns by name, one entry per bucket; ``t`` is where each bucket starts."""
-    columns: dict[str, list[Any]] = {"t": [span.start + at * span.width_s for at in range(span.buckets)]}
+    """Returns the columns by name, one entry per bucket; ``t`` is the start of each bucket."""
+    columns: dict[str, list[Any]] = {"t": [span.start + index * span.width_s for index in range(span.buckets)]}
     columns |= {name: [0] * span.buckets for name in CountedColumns.__annotations__}
     columns |= {name: [None] * span.buckets for name in MeasuredColumns.__annotations__}
-    places = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
+    parameters = {"job": job_key, "start": span.start, "end": span.end, "width": float(span.width_s)}
     by_minute = span.width_s % SUMMED_S == 0
     if not by_minute:
-        places["first"] = _first_key(connection, job_key, span.start)
+        parameters["first"] = _first_key(connection, job_key, span.start)
     for query in (_EPISODES_BY_MINUTE if by_minute else _EPISODES, _GROUPS, _FAILURES, _WAITS):
-        _fill(columns, connection.execute(query, places))
+        _fill(columns, connection.execute(query, parameters))
     return cast("SeriesColumns", columns)
 
 
@@ -127,8 +127,8 @@ def is_crowded(connection: Connection, job_key: int, span: Span) -> bool:
         "WHERE job_key = ? AND key >= ? LIMIT ?)"
     )
     first = _first_key(connection, job_key, span.start)
-    (found,) = connection.execute(query, (job_key, first, MAX_EPISODES_ONE_BY_ONE + 1)).fetchone()
-    return bool(found > MAX_EPISODES_ONE_BY_ONE)
+    (count,) = connection.execute(query, (job_key, first, MAX_EPISODES_ONE_BY_ONE + 1)).fetchone()
+    return bool(count > MAX_EPISODES_ONE_BY_ONE)
 
 
 def job_measures(connection: Connection, job_key: int, closed: Sequence[FinishedGroup]) -> dict[str, dict[str, float]]:
@@ -137,26 +137,26 @@ def job_measures(connection: Connection, job_key: int, closed: Sequence[Finished
     ``closed`` are the groups that ``bias.closed_groups`` returns.
 
     ``reward`` has mean, min and max; ``success`` a mean over the episodes that report it; ``staleness`` (in
-    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` is that of ``bias_measures``;
-    ``prompts`` has the results of the prompt checks (``PromptCounts``), ``forks`` and ``continued_turns`` their sum
+    weight versions), ``log_prob_gap`` and ``poll_wait_seconds`` mean and max; ``bias`` has those of ``bias_measures``;
+    ``prompts`` has the results of the prompt checks (``PromptCounts``); ``forks`` and ``continued_turns`` have a sum
     over all sessions. Late trajectories do not count for reward, success and staleness.
     """
-    found: dict[str, dict[str, float]] = {}
+    measures: dict[str, dict[str, float]] = {}
     for query in (_MEASURES, _ALL_WAITS):
         for name, value in dict(connection.execute(query, {"job": job_key}).fetchone()).items():
             measured, _, statistic = name.rpartition("_")
             if value is not None:
-                found.setdefault(measured, {})[statistic] = float(value)
+                measures.setdefault(measured, {})[statistic] = float(value)
     if (prompts := prompt_rows.sums_of(connection, job_key)) is not None:
-        found["prompts"] = {name: float(count) for name, count in prompts.as_dict().items()}
+        measures["prompts"] = {name: float(count) for name, count in prompts.as_dict().items()}
     for counted in (prompt_rows.FORKS, prompt_rows.CONTINUED):
         if number := prompt_rows.number_of(connection, counted, job_key):
-            found[counted] = {"sum": float(number)}
+            measures[counted] = {"sum": float(number)}
     if gaps := trainer_rows.gap_statistics(connection, job_key):
-        found["log_prob_gap"] = gaps
+        measures["log_prob_gap"] = gaps
     if bias := bias_measures(closed):
-        found["bias"] = bias
-    return found
+        measures["bias"] = bias
+    return measures
 
 
 def _fill(columns: dict[str, list[Any]], rows: Iterable[sqlite3.Row]) -> None:
@@ -172,20 +172,20 @@ def _first_key(connection: Connection, job_key: int, start: float) -> int:
         "SELECT key, created_at FROM trajectories INDEXED BY trajectories_to_look_at "
         "WHERE job_key = ? AND key >= ? ORDER BY key LIMIT 1"
     )
-    low, high = (_end_key(connection, job_key, which) for which in ("min", "max"))
+    low, high = (_end_key(connection, job_key, function) for function in ("min", "max"))
     while low <= high:
         middle = (low + high) // 2
-        found = connection.execute(query, (job_key, middle)).fetchone()
-        if found is None or found["created_at"] >= start:
+        row = connection.execute(query, (job_key, middle)).fetchone()
+        if row is None or row["created_at"] >= start:
             high = middle - 1
         else:
-            low = found["key"] + 1
+            low = row["key"] + 1
     return int(low)
 
 
-def _end_key(connection: Connection, job_key: int, which: str) -> int:
+def _end_key(connection: Connection, job_key: int, function: str) -> int:
     """Returns the lowest or the highest key. If one query asked for both, SQLite would scan the whole index."""
-    query = f"SELECT {which}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
+    query = f"SELECT {function}(key) FROM trajectories INDEXED BY trajectories_to_look_at WHERE job_key = ?"
     return int(connection.execute(query, (job_key,)).fetchone()[0] or 0)
 
 

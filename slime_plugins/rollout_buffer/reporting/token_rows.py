@@ -19,8 +19,9 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import DescribedRows
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 IMAGE_TOKENS = ("<|image_pad|>", "<|image|>", "<image>", "<|video_pad|>")
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer decodes to for the bytes of an incomplete character."""
 MAX_CHARACTER = 8
-"""Limit of tokens joined into one character."""
+"""Most tokens that are joined until they make whole characters."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,42 +61,43 @@ def _load(file: Path, _changed_at: float) -> Tokenizer:
 def describe_rows(generations: Sequence[Generation], row: int, tokenizer: Tokenizer | None) -> DescribedRows:
     """Returns how each generation continued the previous one, the rows that they make, and the pieces of one row.
 
-    A piece of context is ``{"text", "at", "count"}``; a trained piece is a few tokens that make whole characters, and
-    also has ``ids`` and ``log_probs`` (None if not recorded). ``text`` is None without a tokenizer.
+    A piece has ``at``, its first token in the row, ``count`` and ``text``, which is None without a tokenizer. A piece
+    of context also has its number of ``images``. A trained piece is a few tokens that make whole characters, and also
+    has ``ids`` and ``log_probs`` (None if not recorded).
     """
     rows = pack_training_rows(generations)
-    place = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
+    row_of = {index: number for number, each in enumerate(rows) for index in each.generation_indices}
     return DescribedRows(
-        contexts=list(_contexts(generations, place)),
-        rows=[_row_entry(one) for one in rows],
+        contexts=list(_contexts(generations, row_of)),
+        rows=[_row_entry(each) for each in rows],
         row=row,
         pieces=list(_pieces(rows[row], tokenizer)) if row < len(rows) else [],
     )
 
 
-def _contexts(generations: Sequence[Generation], place: dict[int, int]) -> Iterator[dict[str, Any]]:
-    held: Sequence[int] = ()
-    for index, one in enumerate(generations):
-        kept = common_prefix_length(held, one.prompt_ids)
-        log_probs = one.output_log_probs
+def _contexts(generations: Sequence[Generation], row_of: dict[int, int]) -> Iterator[dict[str, Any]]:
+    previous: Sequence[int] = ()
+    for index, each in enumerate(generations):
+        kept = common_prefix_length(previous, each.prompt_ids)
+        log_probs = each.output_log_probs
         yield {
             "generation": index,
-            "row": place.get(index),
-            "prompt_tokens": len(one.prompt_ids),
+            "row": row_of.get(index),
+            "prompt_tokens": len(each.prompt_ids),
             "kept_tokens": kept,
-            "dropped_tokens": len(held) - kept,
-            "new_tokens": len(one.prompt_ids) - kept,
-            "output_tokens": len(one.output_ids),
+            "dropped_tokens": len(previous) - kept,
+            "new_tokens": len(each.prompt_ids) - kept,
+            "output_tokens": len(each.output_ids),
             "mean_log_prob": sum(log_probs) / len(log_probs) if log_probs else None,
-            "finish_reason": one.finish_reason,
-            "weight_version": one.weight_version,
-            "weight_versions": list(dict.fromkeys(span.weight_version for span in one.weight_version_spans)),
-            "trained": one.is_trained,
-            "prompt_check": None if one.prompt_receipt is None else one.prompt_receipt.check.value,
-            "untrained_because": "" if one.prompt_receipt is None else one.prompt_receipt.untrained_because,
-            "images": None if one.images is None else len(one.images),
+            "finish_reason": each.finish_reason,
+            "weight_version": each.weight_version,
+            "weight_versions": list(dict.fromkeys(span.weight_version for span in each.weight_version_spans)),
+            "trained": each.is_trained,
+            "prompt_check": None if each.prompt_receipt is None else each.prompt_receipt.check.value,
+            "untrained_because": "" if each.prompt_receipt is None else each.prompt_receipt.untrained_because,
+            "images": None if each.images is None else len(each.images),
         }
-        held = [*one.prompt_ids, *one.output_ids]
+        previous = [*each.prompt_ids, *each.output_ids]
 
 
 def _row_entry(row: TrainingRow) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def _row_entry(row: TrainingRow) -> dict[str, Any]:
 
 
 def _pieces(row: TrainingRow, tokenizer: Tokenizer | None) -> Iterator[dict[str, Any]]:
-    for start, end, trained in _stretches(row.loss_mask):
+    for start, end, trained in _runs_of(row.loss_mask):
         if trained:
             yield from _trained_pieces(row, start, end, tokenizer)
         else:
@@ -122,7 +124,7 @@ def _pieces(row: TrainingRow, tokenizer: Tokenizer | None) -> Iterator[dict[str,
             }
 
 
-def _stretches(mask: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+def _runs_of(mask: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
     start = 0
     for at in range(1, len(mask) + 1):
         if at == len(mask) or mask[at] != mask[start]:

@@ -18,8 +18,8 @@ from slime_plugins.rollout_buffer.wire.trajectory_replies import TurnOfTree
 def emission_order(extra_info: Any) -> list[int] | None:
     """Returns the number of each turn in the order of sampling, as the recorder stored it; None if it did not."""
     known = extra_info if isinstance(extra_info, dict) else {}
-    about = known.get("gateway", known.get("remote_rollout"))
-    numbers = about.get("emission_order") if isinstance(about, dict) else None
+    recorded = known.get("gateway", known.get("remote_rollout"))
+    numbers = recorded.get("emission_order") if isinstance(recorded, dict) else None
     usable = isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
     return numbers if usable else None
 
@@ -33,28 +33,28 @@ def describe_turn_tree(
     without a tokenizer.
     """
     rows = pack_training_rows(generations)
-    row_of = {index: number for number, one in enumerate(rows) for index in one.generation_indices}
+    row_of = {index: number for number, row in enumerate(rows) for index in row.generation_indices}
     numbers = emission_order if emission_order is not None and len(emission_order) == len(generations) else None
     path: list[int] = []  # the turns from the root to the previous turn
     turns: list[TurnOfTree] = []
-    for index, one in enumerate(generations):
-        while path and not _continues(one, generations[path[-1]]):
+    for index, turn in enumerate(generations):
+        while path and not _continues(turn, generations[path[-1]]):
             path.pop()
         parent = path[-1] if path else None
         held = 0 if parent is None else len(generations[parent].prompt_ids) + len(generations[parent].output_ids)
-        log_probs = one.output_log_probs
+        log_probs = turn.output_log_probs
         turns.append(
             TurnOfTree(
                 turn=index,
                 parent=parent,
                 sampled_as=None if numbers is None else numbers[index],
-                new_tokens=len(one.prompt_ids) - held,
-                output_tokens=len(one.output_ids),
+                new_tokens=len(turn.prompt_ids) - held,
+                output_tokens=len(turn.output_ids),
                 mean_log_prob=sum(log_probs) / len(log_probs) if log_probs else None,
-                finish_reason=one.finish_reason,
+                finish_reason=turn.finish_reason,
                 row=row_of.get(index),
-                context=text_of(tokenizer, one.prompt_ids[held:]),
-                output=text_of(tokenizer, one.output_ids),
+                context=text_of(tokenizer, turn.prompt_ids[held:]),
+                output=text_of(tokenizer, turn.output_ids),
             )
         )
         path.append(index)

@@ -84,13 +84,13 @@ def _attempts_in(data_dir: Path, job_id: str, query: Mapping[str, Any]) -> dict[
 
 def _attempt_summary(failed: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
-    place = (
+    position = (
         f"slot {failed['slot']}, attempt {failed['attempt']}, group {failed['group_index']}, epoch {failed['epoch']}"
     )
     seconds = failed["ended_at"] - failed["started_at"]
     for name, value, style in (
         ("attempt", failed["uid"], ""),
-        ("instance", f"{failed['instance_id']} ({place})", ""),
+        ("instance", f"{failed['instance_id']} ({position})", ""),
         ("failed", f"{local_time(failed['ended_at'])}, after {seconds:.1f} s", ""),
         ("error", f"{failed['error_code']}: {failed['error_message']}", "red"),
         ("transcript", "stored" if failed["has_transcript"] else "not stored", "dim"),

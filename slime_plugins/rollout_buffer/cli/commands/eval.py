@@ -262,7 +262,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _shown_progress() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yields what shows a job's progress on stderr: live in a terminal, else a line every ``PROGRESS_INTERVAL_S``."""
+    """Yields a function that shows a job on stderr: live in a terminal, else a line every ``PROGRESS_INTERVAL_S``."""
     if errors.is_terminal:
         with Live(console=errors, refresh_per_second=4, transient=True) as live:
             yield lambda job: live.update(draw_job_status([job]))
@@ -338,7 +338,7 @@ def _comparison(comparison: Report) -> str:
 
 
 def _cells_of(estimate: Report | None) -> tuple[str, str]:
-    """Returns value and interval."""
+    """Returns value and interval as the texts of two cells."""
     if estimate is None or estimate["value"] is None:
         return "–", ""
     return f"{estimate['value']:.1%}", f"{estimate['low']:.1%} – {estimate['high']:.1%}"

@@ -55,7 +55,7 @@ class Format(StrEnum):
 class Images(StrEnum):
     FILES = "files"  # into the folder OUTPUT.images, each once, named by its sha256
     EMBED = "embed"  # into the rows
-    NONE = "none"  # not written: rows name them by sha256
+    NONE = "none"  # not written; the rows hold their sha256
 
 
 @dataclass(kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import typer
 
-from slime_plugins.rollout_buffer.cli.common import ExitCode, ended
+from slime_plugins.rollout_buffer.cli.common import ExitCode, exit_after
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.extensions import OF_THE_LAB, Extension, Group, installed, missing
 
@@ -51,4 +51,4 @@ def _register_failing(app: typer.Typer, name: str, message: str) -> None:
 
     @app.command(name, help=f"Not available: {message}", context_settings=accept_any_arguments)
     def command() -> None:
-        raise ended(ConfigError(message), ExitCode.NO)
+        raise exit_after(ConfigError(message), ExitCode.NO)

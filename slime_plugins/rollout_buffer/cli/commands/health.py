@@ -21,7 +21,7 @@ from slime_plugins.rollout_buffer.cli.common import (
     answer_in_json,
     connect,
     console,
-    ended,
+    exit_after,
     print_json,
     report_errors,
 )
@@ -39,7 +39,7 @@ def health(url: Url = DEFAULT_URL, as_json: AsJson = True) -> None:
         try:
             print_json(connect(url).health())
         except UnavailableError as error:
-            raise ended(error, ExitCode.NO) from error
+            raise exit_after(error, ExitCode.NO) from error
 
 
 def doctor(

@@ -98,7 +98,7 @@ def _module(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"rollout_buffer_scorer_{Path(name).stem}", name)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name} is no Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look themselves up there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 

@@ -151,7 +151,7 @@ def import_list(
 def count_consumed_groups(client: RolloutBufferClient, job_id: str) -> tuple[Counter[str], Counter[str]]:
     """Returns the number of consumed groups by state and by instance.
 
-    Filtered and failed groups count once a delivery has reported them: trainers cannot know of them before.
+    Filtered and failed groups count after a delivery has reported them to the trainer.
     """
     counts: Counter[str] = Counter()
     ids: Counter[str] = Counter()

@@ -69,16 +69,16 @@ def start(
         print_json(reply.model_dump(mode="json"))
         return
     if reply.reopened:
-        what = "had failed; its failed groups are played again"
+        outcome = "had failed; its failed groups are played again"
     else:
-        what = f"exists already and is {reply.state}; attached to it" if reply.attached else "started"
-    console.print(f"{reply.job_id}: {what}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
+        outcome = f"exists already and is {reply.state}; attached to it" if reply.attached else "started"
+    console.print(f"{reply.job_id}: {outcome}. Its progress: rollout-buffer status {reply.job_id}", soft_wrap=True)
     for note in reply.notes:
         console.print(note, soft_wrap=True)
 
 
 def _merged(body: Mapping[str, Any], flags: Mapping[str, Any], set_keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the payload ``body``, with the keys that flags and ``--set`` replace under any of their names.
+    """Returns ``body`` with the keys of flags and ``--set``; each replaces a key of ``body`` also under its other name.
 
     Raises:
         ConfigError: no key was given at all, or a section that ``--set`` names is no object.
