@@ -1,8 +1,8 @@
 """The fields of slime's Sample that differ between its versions.
 
-slime calls a trajectory an execution. The field that its rows share is ``rollout_id``, or ``group_id`` in slime between
-30 May and 4 June 2026 (v0.3.0). Before 25 May 2026 slime had no such field, and weighed every row as an execution.
-Token records are routed experts to replay, and top-p token ids.
+slime calls a trajectory an execution. The field that its rows share is ``rollout_id``; in slime from 30 May to
+4 June 2026, which includes v0.3.0, it is ``group_id``. Before 25 May 2026 slime had no such field, and weighed every
+row as an execution. Token records are routed experts to replay, and top-p token ids.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def fill_records(samples: Iterable[Sample], args: Any) -> None:
     """Pads the records of every row, in place, to the length and shape that slime expects.
 
     The engine never read some tokens: those of dummies, and a token that makes the length of a row even. Such a token
-    gets the experts of the token before it, or the first experts; no trained token follows it. Untrained tokens have no
-    top-p ids.
+    gets the experts of the token before it, or in a row without records the experts 0, 1, … of each layer; no trained
+    token follows it. Untrained tokens have no top-p ids.
     """
     if not (wanted := wanted_records(args)):
         return

@@ -1,7 +1,7 @@
 """The device pool without Ray: each device runs in a thread of this process.
 
-It uses the same manager and client as the Ray pool. A hung device cannot be killed: its thread remains until the
-process exits.
+Its ``DeviceManager`` and ``DevicePool`` are those of the Ray pool; only the workers differ. A hung device cannot be
+killed: its thread remains until the process exits.
 """
 
 from __future__ import annotations

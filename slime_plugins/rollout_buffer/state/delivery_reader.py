@@ -1,10 +1,10 @@
 """Yields the members of a delivery with their payloads; reads the next members while one is sent.
 
-Reader threads only read: the sending thread processes the bytes, because sharing that work between threads would cost
-three times as much in contention for Python's GIL.
+Reader threads read and check payloads, and read the bytes of screenshots. The sending thread does the rest: shared
+between threads, that work takes three times as long, because they contend for Python's GIL.
 
-Only a few members are in memory at a time. A member whose payload is missing or damaged is delivered as a dummy with
-the error.
+Only a few batches of members are in memory at a time. A member whose payload is missing or damaged is delivered as a
+dummy with the error.
 """
 
 from __future__ import annotations

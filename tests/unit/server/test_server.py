@@ -340,7 +340,7 @@ def test_a_poll_of_a_job_whose_groups_were_all_dropped_is_told_so(client: FlaskC
     named = {"job_id": job["job_id"]}
     post(client, "/buffer/write", {**named, "items": [written("a1", "a", 1.0), written("a2", "a", 1.0)]})
     assert post(client, "/get_rollout_data", named)[1]["message"].startswith(
-        "nothing is ready yet: every group that closed was dropped (1 filtered), most of them because all 2 members"
+        "nothing is ready yet: every group that closed was dropped (1 filtered), 1 of them because all 2 members"
     )
     post(client, "/buffer/write", {**named, "items": [written("b1", "b", 1.0), written("b2", "b", 0.0)]})
     assert post(client, "/get_rollout_data", named)[1]["success"]

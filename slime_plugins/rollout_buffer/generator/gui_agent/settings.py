@@ -58,7 +58,7 @@ class GuiAgentSettings(PoolSettings):
     max_turns: int | None = Field(default=None, ge=1)
     max_context_len: int = Field(default=16384, ge=1)
     stop_after_repeats: int | None = Field(default=None, ge=2)
-    """An episode ends after this many repetitions of an action on the same screen; None disables the limit."""
+    """An episode ends when an action was executed this many times in a row on the same screen; None: no limit."""
     image_pixels_per_token: int = Field(default=1024, ge=1)
     ban_vision_tokens: bool = True
     malformed_penalty: float = Field(default=0.0, ge=0, le=1)

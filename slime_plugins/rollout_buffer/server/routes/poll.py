@@ -89,8 +89,7 @@ def answer_poll(context: ServerContext, poll: Poll) -> Answer:
 
 
 def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
-    """Returns the message of a poll without groups; if all closed groups were dropped, it says so, with the cause
-    of most of them."""
+    """Returns the message of a poll without groups; if all closed groups were dropped, with the commonest cause."""
     counted, causes = context.buffer.groups_and_causes(job.key)
     deliverable = sum(counted[state] for state in (GroupState.READY, GroupState.LEASED, GroupState.DELIVERED))
     dropped = {state: counted[state] for state in (GroupState.FILTERED, GroupState.FAILED) if counted[state]}
@@ -98,8 +97,8 @@ def _nothing_ready(context: ServerContext, job: JobRecord) -> str:
         return "nothing is ready yet"
     states = " and ".join(f"{count} {state.value}" for state, count in dropped.items())
     counted_causes = [entry for by_cause in causes.values() for entry in by_cause.items()]
-    commonest, _ = max(counted_causes, key=lambda entry: entry[1])
-    return f"nothing is ready yet: every group that closed was dropped ({states}), most of them because {commonest}"
+    commonest, count = max(counted_causes, key=lambda entry: entry[1])
+    return f"nothing is ready yet: every group that closed was dropped ({states}), {count} of them because {commonest}"
 
 
 def _nothing_open(context: ServerContext) -> str:

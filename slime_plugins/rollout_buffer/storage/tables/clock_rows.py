@@ -27,12 +27,12 @@ def move_times(connection: Connection, jump_s: float, now: float) -> None:
 
 
 def time_before(connection: Connection, now: float, age_s: float) -> float:
-    """Returns the stored time before which rows are older than ``age_s``.
+    """Returns the time to compare with stored times: rows with an earlier one are older than ``age_s``.
 
     A row written before the clock was set forward looks older than it is; the returned time allows for these jumps.
     """
     query = "SELECT coalesce(sum(seconds), 0.0) FROM clock_jumps WHERE at >= ? AND seconds > 0"
     jumped_s = 0.0
     while (sum_s := connection.execute(query, (now - age_s - jumped_s,)).fetchone()[0]) > jumped_s:
-        jumped_s = sum_s  # since the earlier time there may be further jumps
+        jumped_s = sum_s  # the window begins earlier now, and may contain further jumps
     return now - age_s - jumped_s

@@ -60,7 +60,7 @@ def count_turns(connection: Connection, group_key: int, slot: int, attempt: int)
 
 
 def purge_turns(connection: Connection, before: float) -> int:
-    """Deletes turns older than a time whose group is closed: no session can continue them; returns their number."""
+    """Deletes the turns of closed groups that were added before a time; returns how many. No session continues them."""
     query = "DELETE FROM turns WHERE created_at < ? AND group_key IN (SELECT key FROM groups WHERE state <> 'open')"
     return connection.execute(query, (before,)).rowcount
 
