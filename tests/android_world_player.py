@@ -1,4 +1,4 @@
-"""Plays AndroidWorld's own tasks on the simulated phone: solutions where its parameters differ from the phone's tasks.
+"""Solutions of AndroidWorld's own tasks on the simulated phone, where the solutions of the phone's tasks do not fit.
 
 As in ``simulated_phone_player``: a solution knows the task's parameters, sees screenshots, and acts by touch and
 typing alone.
@@ -124,7 +124,7 @@ def _open_from_home(player: Player, params: Any) -> None:
 
 
 def _look_at_stopwatch(player: Player, params: Any) -> None:
-    """AndroidWorld's stopwatch stands still from the start: it is enough to go and see."""
+    """The stopwatch does not run when AndroidWorld's task begins, so opening it is enough."""
     player.open("Clock")
     player.tap_button("Stopwatch")
 
@@ -133,20 +133,20 @@ def _look_at_stopwatch(player: Player, params: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SeenEvent:
     start: datetime
     title: str
     center: tuple[int, int]
 
 
-def _agenda(player: Player) -> Iterator[Seen]:
-    """Opens the calendar at its top and walks down; each event is shown while it is handed out."""
+def _agenda(player: Player) -> Iterator[SeenEvent]:
+    """Opens the calendar at its top and scrolls down; each event is on the screen when it is yielded."""
     player.open("Simple Calendar Pro")
-    known: list[Seen] = []
+    known: list[SeenEvent] = []
     for _ in range(MAX_SCREENS):
         before = player.observation.screenshot.data
         for event in _on_screen(player, known):
-            if (event.start, event.title) not in [(one.start, one.title) for one in known]:
+            if (event.start, event.title) not in [(earlier.start, earlier.title) for earlier in known]:
                 known.append(event)
                 yield event
         player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 900))
@@ -154,8 +154,11 @@ def _agenda(player: Player) -> Iterator[Seen]:
             return
 
 
-def _on_screen(player: Player, known: list[Seen]) -> Iterator[Seen]:
-    """Rows above the first header belong to the day of the same row as seen before, or to the last day seen."""
+def _on_screen(player: Player, known: list[SeenEvent]) -> Iterator[SeenEvent]:
+    """Yields the events on the screen.
+
+    A row above the first date header gets the day that the same row had on an earlier screen, or the last known day.
+    """
     day: datetime | None = None
     title, center = "", (0, 0)
     for line in player.screen.texts:
@@ -168,15 +171,15 @@ def _on_screen(player: Player, known: list[Seen]) -> Iterator[Seen]:
             clock = timedelta(hours=int(times[1]), minutes=int(times[2]))
             day = day or _day_seen(known, title, clock)
             if day is not None:
-                yield Seen(start=day + clock, title=title, center=center)
+                yield SeenEvent(start=day + clock, title=title, center=center)
             title = ""
 
 
-def _day_seen(known: list[Seen], title: str, clock: timedelta) -> datetime | None:
-    days = [one.start.replace(hour=0, minute=0) for one in known]
-    same = [day for day, one in zip(days, known, strict=True) if one.title == title and one.start == day + clock]
-    found = same or days
-    return found[-1] if found else None
+def _day_seen(known: list[SeenEvent], title: str, clock: timedelta) -> datetime | None:
+    days = [event.start.replace(hour=0, minute=0) for event in known]
+    same = [day for day, event in zip(days, known, strict=True) if event.title == title and event.start == day + clock]
+    candidates = same or days
+    return candidates[-1] if candidates else None
 
 
 def _day_of(text: str) -> datetime | None:
@@ -194,16 +197,16 @@ def _date(params: Any) -> datetime:
 
 
 def _clock(text: str) -> timedelta:
-    """11:00am, 4pm, 21:45."""
-    found = re.fullmatch(r"(\d+)(?::(\d+))?(am|pm)?", text)
-    assert found is not None
-    hour = int(found[1])
-    if found[3]:
-        hour = hour % 12 + (12 if found[3] == "pm" else 0)
-    return timedelta(hours=hour, minutes=int(found[2] or 0))
+    """Parses a time such as 11:00am, 4pm or 21:45."""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?(am|pm)?", text)
+    assert match is not None
+    hour = int(match[1])
+    if match[3]:
+        hour = hour % 12 + (12 if match[3] == "pm" else 0)
+    return timedelta(hours=hour, minutes=int(match[2] or 0))
 
 
-Wanted = Callable[[Any, Seen], bool]
+Wanted = Callable[[Any, SeenEvent], bool]
 
 
 def _answer_titles(wanted: Wanted, most: int | None = None) -> Solution:
@@ -217,23 +220,23 @@ def _answer_titles(wanted: Wanted, most: int | None = None) -> Solution:
     return solve
 
 
-def _on_date(params: Any, event: Seen) -> bool:
+def _on_date(params: Any, event: SeenEvent) -> bool:
     return event.start.date() == _date(params).date()
 
 
-def _at_time(params: Any, event: Seen) -> bool:
+def _at_time(params: Any, event: SeenEvent) -> bool:
     return event.start == _date(params) + _clock(params["time"])
 
 
-def _after_time(params: Any, event: Seen) -> bool:
+def _after_time(params: Any, event: SeenEvent) -> bool:
     return event.start >= _date(params) + _clock(params["time"])
 
 
-def _in_range(params: Any, event: Seen) -> bool:
+def _in_range(params: Any, event: SeenEvent) -> bool:
     return _date(params) + _clock(params["start_time"]) <= event.start <= _date(params) + timedelta(hours=20)
 
 
-def _next_week(params: Any, event: Seen) -> bool:
+def _next_week(params: Any, event: SeenEvent) -> bool:
     return datetime(2023, 10, 16) <= event.start < datetime(2023, 10, 23)
 
 
@@ -256,11 +259,11 @@ def _answer_location(player: Player, params: Any) -> None:
 
 
 def _delete_events(wanted: Wanted) -> Solution:
-    """Deletes what is wanted, one by one, from the top each time."""
+    """Deletes the wanted events, ten at most; looks for each from the top of the calendar."""
 
     def solve(player: Player, params: Any) -> None:
         for _ in range(10):
-            event = next((one for one in _agenda(player) if wanted(params, one)), None)
+            event = next((event for event in _agenda(player) if wanted(params, event)), None)
             if event is None:
                 return
             player.tap(event.center)
@@ -271,11 +274,11 @@ def _delete_events(wanted: Wanted) -> Solution:
     return solve
 
 
-def _on_named_day(params: Any, event: Seen) -> bool:
+def _on_named_day(params: Any, event: SeenEvent) -> bool:
     return (event.start.month, event.start.day) == (params["month"], params["day"])
 
 
-def _the_event(params: Any, event: Seen) -> bool:
+def _the_event(params: Any, event: SeenEvent) -> bool:
     named = _on_named_day(params, event) and event.start.hour == params["hour"]
     return named and event.title == params["event_title"]
 
@@ -293,7 +296,7 @@ def _add_event(player: Player, params: Any) -> None:
 
 
 def _replace(player: Player, label: str, text: str) -> None:
-    """Marks the field's value through its menu and types over it."""
+    """Selects the field's value through its menu and types over it; scrolls down to the field if need be."""
     field = player.screen.find_field(label)
     for _ in range(3):
         if field is not None:

@@ -1,7 +1,7 @@
 """A scripted policy for AndroidWorld's own tasks: behind the scripted engine it plays from screenshots alone.
 
-Nothing is remembered between two replies. For each one the written solution is played again from the start over the
-screenshots in the prompt; the action it wants when they are used up is the reply.
+Nothing is remembered between two replies. For each, the written solution is played again from the start over the
+screenshots in the prompt; its first action for which there is no screenshot any more is the reply.
 """
 
 from __future__ import annotations
@@ -83,21 +83,21 @@ class Script:
 def engine_with(policy: Policy) -> Iterator[int]:
     """Runs the scripted engine with this policy in a thread; yields its port."""
     loop, ports = asyncio.new_event_loop(), []
-    up, over = threading.Event(), asyncio.Event()
+    is_up, is_over = threading.Event(), asyncio.Event()
 
     async def serve() -> None:
         async with running(ScriptedEngineSettings(port=0), policy=policy) as url:
             ports.append(int(url.rpartition(":")[2]))
-            up.set()
-            await over.wait()
+            is_up.set()
+            await is_over.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
     thread.start()
-    assert up.wait(60)
+    assert is_up.wait(60)
     try:
         yield ports[0]
     finally:
-        loop.call_soon_threadsafe(over.set)
+        loop.call_soon_threadsafe(is_over.set)
         thread.join()
         loop.close()
 
@@ -137,7 +137,7 @@ def look_at(image: bytes) -> Observation:
 
 
 def next_reply(task: str, params: Any, images: Sequence[bytes]) -> str:
-    """What the solution does after these screenshots; a player that is lost gives up."""
+    """What the solution does after these screenshots; where it finds something missing on the screen, it gives up."""
     device: Any = _Replay(images)
     try:
         SOLUTIONS[task](_Player(device, look_at(images[0])), params)

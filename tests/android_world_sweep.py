@@ -32,7 +32,7 @@ from tests.simulated_phone_player import Player
 PARAMS_IDX = 0
 SUITE_SEED = AndroidWorldSettings().suite_seed
 NAMED_BY_THE_CLOCK = ("MarkorCreateFolder",)
-"""Tasks whose parameters have the time at which they were made: a second object would have others."""
+"""Tasks whose parameters contain the time of their creation, so that a second object would have others."""
 CONSOLE_PORT, GRPC_PORT = 5674, 43674
 
 

@@ -2,9 +2,9 @@
 
 ``python -S -m tests.bad_adb FOLDER WORDS…``. ``FOLDER/devices.json`` has the devices by serial, with ``state`` as
 ``adb devices`` shows it ("" while it is away), ``slow_boot`` (questions until Android has booted), ``comes_back``
-(``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk), ``name`` (its marker) and ``spoiled`` (parts of
-its state that an episode changed, each until what restores it; with ``stays`` nothing does). ``FOLDER/log`` has every
-command. As with the real program, ``connect`` exits with 0 whatever happened.
+(``connect`` or ``reconnect`` make it usable), ``is_full`` (its disk), ``cannot_clear`` (``pm clear`` fails), ``name``
+(its marker) and ``spoiled`` (parts of its state that an episode changed, each until a command restores it; with
+``stays`` none does). ``FOLDER/log`` has every command. As with the real program, ``connect`` always exits with 0.
 """
 
 from __future__ import annotations

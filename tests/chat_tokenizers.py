@@ -161,13 +161,13 @@ def _variant_of_qwen3(without: set[str] | None, added: list[str]) -> Any:
     wanted = hashlib.sha256(repr((sorted(without or ()), added)).encode()).hexdigest()[:16]
     made = path.with_name(f"variant-{wanted}.json")
     if not made.is_file():
-        described = json.loads(path.read_text(encoding="utf-8"))
-        kept = [token for token in described["added_tokens"] if without is not None and token["content"] not in without]
-        described["added_tokens"] = kept
-        tokenizer = Tokenizer.from_str(json.dumps(described))
+        source = json.loads(path.read_text(encoding="utf-8"))
+        tokens = [token for token in source["added_tokens"] if without is not None and token["content"] not in without]
+        source["added_tokens"] = tokens
+        tokenizer = Tokenizer.from_str(json.dumps(source))
         tokenizer.add_tokens([_added(content, special=content in DEEPSEEK_SPECIAL) for content in added])
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder_of_this:
-            new = Path(folder_of_this) / "new.json"
+        with tempfile.TemporaryDirectory(dir=path.parent) as own_folder:
+            new = Path(own_folder) / "new.json"
             tokenizer.save(str(new))
             new.replace(made)
     return _wrap(made, *(DEEPSEEK_SPECIAL if added else ["<|im_end|>"]))

@@ -22,9 +22,9 @@ LAST_WORDS = "It adds now."
 def mend(
     program: str, opened: Mapping[str, Any], home: Path, more: Mapping[str, str] | None = None, *, timeout_s: float
 ) -> str:
-    """Lets an agent mend a new repository in an empty home at a session; returns why it did not, "" if it did.
+    """Lets an agent mend a new repository below ``home`` through a session; returns why it did not, "" if it did.
 
-    ``more`` is added to its environment.
+    ``more`` is added to the agent's environment.
     """
     repository = home / "repository"
     repository.mkdir(parents=True)

@@ -40,7 +40,7 @@ settings.load_profile("quick")
 LONGEST_FIRST = ("e2e", "crash", "integration")
 """Folders under tests whose files mostly wait for processes, longest first."""
 RAY_FIRST = ("test_device_pool_ray", "test_node_memory", "test_device_pool_nodes", "test_ray_head_restart")
-"""Files before all others: Ray reads how its token is given when a process imports it, which unit tests also do."""
+"""Files that run before all others: Ray reads where its token is when it is imported, which unit tests do, too."""
 WAITING_BEGIN_BY = 0.8
 """The last file that waits begins when this share of the computing files has begun; at the end it would run alone."""
 
@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps the garbage collector away from collected items, which all live to the end: now and during the tests."""
+    """Spares the garbage collector the collected items, which all live to the end: during collection and the tests."""
     gc.disable()
     try:
         return (yield)
@@ -113,9 +113,9 @@ def clock() -> SettableClock:
 @pytest.fixture
 def buffer(tmp_path: Path, clock: SettableClock) -> Iterator[Buffer]:
     """A buffer on a store of its own, with the test's clock."""
-    found = Buffer(Store(tmp_path / "data"), clock=clock)
-    yield found
-    found.store.close()
+    buffer = Buffer(Store(tmp_path / "data"), clock=clock)
+    yield buffer
+    buffer.store.close()
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Plays context-editing episodes from scripts: an engine that says what it is told, and a note of what it was sent."""
+"""Plays context-editing episodes with scripted replies, and keeps the requests that the engine got."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def play(
     with_tokenizer: Any = tokenizer,
     **settings: Any,
 ) -> Played:
-    """Plays one episode; ``settings`` go under ``statelm``. All turns are trained, unless they say otherwise."""
+    """Plays one episode; ``settings`` go under ``statelm``, where ``train_before_deletion`` is true by default here."""
     engine = FakeEngine(script, tokenizer=with_tokenizer)
     generator = create_generator()
     payload = {**(options or {}), "statelm": {"max_model_length": 100_000, "train_before_deletion": True, **settings}}

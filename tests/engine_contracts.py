@@ -29,16 +29,19 @@ WAIT_S = 180.0
 
 
 class SglangServerContract(EngineContract):
-    """What the client promises together with an SGLang server at ``base_url``; ``long`` tokens take it a second."""
+    """What the client promises together with an SGLang server at ``base_url``.
 
-    long: ClassVar[int] = 200
+    The server needs about a second for ``tokens_of_a_long_turn`` tokens.
+    """
+
+    tokens_of_a_long_turn: ClassVar[int] = 200
 
     def long_request(self) -> GenerateRequest:
-        """A turn that lasts long enough to be disturbed, and ends at its cap only."""
-        return self.request(max_new_tokens=self.long, ignore_eos=True)
+        """A turn that lasts long enough to be aborted or paused, and ends only at its limit of tokens."""
+        return self.request(max_new_tokens=self.tokens_of_a_long_turn, ignore_eos=True)
 
-    async def disturbed(self, engine: Engine, base_url: str, request: GenerateRequest) -> GenerateReply:
-        """The reply to ``request``, which was aborted on its way."""
+    async def aborted_once(self, engine: Engine, base_url: str, request: GenerateRequest) -> GenerateReply:
+        """The reply to ``request``, which the engine aborted once while it ran."""
         turn = asyncio.create_task(engine.generate(request))
         await until_running(base_url)
         assert not turn.done()
@@ -54,14 +57,17 @@ class SglangServerContract(EngineContract):
         await post(base_url, "update_weight_version", {"new_version": "42"})
         await post(base_url, "continue_generation", {})
         reply = await asyncio.wait_for(turn, WAIT_S)
-        assert (len(reply.output_ids), reply.finish_reason) == (self.long, "length")
+        assert (len(reply.output_ids), reply.finish_reason) == (self.tokens_of_a_long_turn, "length")
         assert_spans_cover(reply)
         assert [span.weight_version for span in reply.weight_version_spans] == ["41", "42"]
         assert reply.prompt_tokens == len(self.prompt_ids)
 
     async def test_an_aborted_turn_is_resumed(self, engine: Engine, base_url: str) -> None:
-        reply = await self.disturbed(engine, base_url, self.long_request())
-        assert (len(reply.output_ids), len(reply.output_log_probs)) == (self.long, self.long)
+        reply = await self.aborted_once(engine, base_url, self.long_request())
+        assert (len(reply.output_ids), len(reply.output_log_probs)) == (
+            self.tokens_of_a_long_turn,
+            self.tokens_of_a_long_turn,
+        )
         assert reply.finish_reason == "length"
 
     async def test_a_streamed_turn_comes_token_by_token(self, engine: Engine) -> None:
@@ -78,7 +84,7 @@ class SglangServerContract(EngineContract):
         assert not turn.done()
         await post(base_url, "continue_generation", {})
         reply = await asyncio.wait_for(turn, WAIT_S)
-        assert (len(reply.output_ids), reply.finish_reason) == (self.long, "length")
+        assert (len(reply.output_ids), reply.finish_reason) == (self.tokens_of_a_long_turn, "length")
 
     async def test_a_turn_sent_to_a_paused_engine_waits(self, engine: Engine, base_url: str) -> None:
         await post(base_url, "pause_generation", {})
@@ -91,21 +97,23 @@ class SglangServerContract(EngineContract):
         assert reply.weight_version == "43"
 
     async def test_a_cancelled_turn_leaves_the_engine_idle(self, engine: Engine, base_url: str) -> None:
-        turn = asyncio.create_task(engine.generate(self.request(max_new_tokens=20 * self.long, ignore_eos=True)))
+        turn = asyncio.create_task(
+            engine.generate(self.request(max_new_tokens=20 * self.tokens_of_a_long_turn, ignore_eos=True))
+        )
         await until_running(base_url)
         turn.cancel()
         await asyncio.wait({turn})
         await until(base_url, lambda load: load == 0)
 
     async def test_the_client_reads_how_busy_the_server_is(self, engine: Engine, base_url: str) -> None:
-        asking = SglangEngine(base_url)
+        observer = SglangEngine(base_url)
         turn = asyncio.create_task(engine.generate(self.long_request()))
         await until_running(base_url)
-        busy = await asking.load()
+        busy = await observer.load()
         await asyncio.wait_for(turn, WAIT_S)
         await until(base_url, lambda load: load == 0)
-        idle = await asking.load()
-        await asking.close()
+        idle = await observer.load()
+        await observer.close()
         assert busy is not None
         assert idle is not None
         assert busy.running + busy.waiting > 0
@@ -158,7 +166,7 @@ class VisionContract:
 
 
 class HttpClientContract:
-    """What a client makes of answers that are not its engine's, over real sockets.
+    """What a client does with answers that are not its engine's, over real sockets.
 
     ``own_reply`` is the body of an engine's HTTP 200, ``own_refusal`` that of its HTTP 400 about one request.
     """
@@ -187,19 +195,19 @@ class HttpClientContract:
             finally:
                 await engine.close()
 
-    async def test_what_is_not_the_engines_answer_is_waited_out(self) -> None:
+    async def test_a_turn_is_sent_again_until_the_engine_itself_answers(self) -> None:
         for foreign in FOREIGN_ANSWERS:
             script = [foreign, foreign, foreign, http_answer(200, self.own_reply)]
             reply = await self.played(lambda _, script=script: script.pop(0))  # type: ignore[misc]  # bound here
             assert (bool(reply.output_ids), script) == (True, []), foreign
 
-    async def test_waiting_has_an_end_that_says_nothing_against_the_turn(self) -> None:
+    async def test_the_engine_counts_as_away_when_no_answer_was_its_own_until_the_time_limit(self) -> None:
         for foreign in FOREIGN_ANSWERS:
             turn = self.played(lambda _, foreign=foreign: foreign, self.impatient)  # type: ignore[misc]  # bound here
             (outcome,) = await asyncio.gather(turn, return_exceptions=True)
             assert isinstance(outcome, EngineAwayError), (foreign, outcome)
 
-    async def test_a_turn_that_alone_gets_no_answer_has_failed_by_itself(self) -> None:
+    async def test_the_turn_has_failed_when_the_engine_answers_all_requests_but_this(self) -> None:
         """A proxy may refuse one long prompt permanently, while the engine answers all other requests."""
         page = FOREIGN_ANSWERS[0]
         proper = http_answer(200, self.own_reply)
@@ -237,7 +245,7 @@ class HttpClientContract:
         assert isinstance(outcome, EngineAwayError)
         assert asked == []
 
-    async def test_it_is_away_until_an_engine_answers_again(self) -> None:
+    async def test_the_engine_counts_as_away_until_it_answers_again(self) -> None:
         answers = [FOREIGN_ANSWERS[0]]
         async with answering(lambda _: answers[0]) as base_url:
             engine = self.connect(base_url, self.impatient)

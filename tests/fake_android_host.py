@@ -38,8 +38,8 @@ class FakeAndroidHost:
     def check_alive(self) -> bool:
         if self.broken or not self._is_up:
             raise DeviceError(self.broken or "the fake host is not started")
-        kept, self.moved = not self.moved, False
-        return kept
+        is_unchanged, self.moved = not self.moved, False
+        return is_unchanged
 
     def restore(self, packages: Collection[str]) -> bool:
         self.calls.append(" ".join(["restore", *packages]))

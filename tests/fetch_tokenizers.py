@@ -69,8 +69,8 @@ def _fetch_once(target: Path, fetch: Callable[[Path], None]) -> str:
 
 
 def _in_one_line(error: Exception) -> str:
-    told = getattr(error, "stderr", None) or str(error)
-    return " ".join(str(told).split())[-300:]
+    message = getattr(error, "stderr", None) or str(error)
+    return " ".join(str(message).split())[-300:]
 
 
 def _npm_fetcher(package: str) -> Callable[[Path], None]:
@@ -92,7 +92,7 @@ def _npm_fetcher(package: str) -> Callable[[Path], None]:
 
 
 def _fetch_templates(content: Path) -> None:
-    """Takes the chat templates that trl records of well-known models."""
+    """Takes the chat templates of well-known models from the package trl."""
     with tempfile.TemporaryDirectory(dir=content.parent) as download:
         for name, data in _wheel_files(TEMPLATES_PACKAGE, Path(download), "trl/chat_templates/", ".jinja"):
             (content / name).write_bytes(data)

@@ -105,7 +105,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedReply:
-    """A scripted reply. With ``lost``, the request is processed and its connection closed without a reply."""
+    """With ``lost``, the request is processed and its connection closed without a reply."""
 
     status: int = 200
     body: bytes = b""
@@ -195,9 +195,9 @@ class LoopbackBuffer:
         return status, json.dumps(reply).encode(), scripted is not None
 
     def _image(self, sha256: str) -> tuple[int, bytes, bool]:
-        found = self.images.get(sha256)
+        image = self.images.get(sha256)
         missing = {"error": {"code": "not_found", "message": f"there is no image {sha256}", "detail": {}}}
-        return (404, json.dumps(missing).encode(), False) if found is None else (200, found, False)
+        return (404, json.dumps(missing).encode(), False) if image is None else (200, image, False)
 
     def _route(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         if path == "/start_rollout":
@@ -226,8 +226,8 @@ class LoopbackBuffer:
     def _start(self, payload: dict[str, Any]) -> dict[str, Any]:
         job_id = str(payload["job_id"])
         job = self.jobs.get(job_id)
-        again = job is not None and job.payload["start_id"] == payload["start_id"]
-        if job is None or (payload.get("fresh") and not again):
+        is_repeated = job is not None and job.payload["start_id"] == payload["start_id"]
+        if job is None or (payload.get("fresh") and not is_repeated):
             self.jobs[job_id] = _Job(job_id=job_id, payload=payload, groups=self._plan(payload))
             return {"message": "rollout started", "job_id": job_id, "state": "running", "attached": False}
         job.payload = payload
@@ -280,10 +280,10 @@ class LoopbackBuffer:
     def _meta(self, delivery_id: str, groups: Sequence[LoopbackGroup]) -> dict[str, Any]:
         items = [item for item in _items(groups) if isinstance(item, dict)]
         rewards = [item["reward"] for item in items if _is_number(item.get("reward"))]
-        elsewhere, self.also_finished = self.also_finished, []
+        not_delivered, self.also_finished = self.also_finished, []
         return {
             "delivery_id": delivery_id,
-            "finished_groups": [*elsewhere, *(group.instance_id for group in groups)],
+            "finished_groups": [*not_delivered, *(group.instance_id for group in groups)],
             "num_groups": len(groups),
             "total_samples": len(rewards),
             "avg_reward": sum(rewards) / len(rewards) if rewards else None,
@@ -296,9 +296,9 @@ class LoopbackBuffer:
         for delivery in (one for job in self.jobs.values() for one in job.deliveries.values()):
             if delivery["id"] not in delivery_ids:
                 continue
-            held = all(group.delivery_id == delivery["id"] for group in delivery["groups"])
-            reply["acked" if held else "expired"].append(delivery["id"])
-            for group in delivery["groups"] if held else ():
+            is_current = all(group.delivery_id == delivery["id"] for group in delivery["groups"])
+            reply["acked" if is_current else "expired"].append(delivery["id"])
+            for group in delivery["groups"] if is_current else ():
                 group.state = "delivered"
         return reply
 
@@ -308,8 +308,8 @@ class LoopbackBuffer:
         if self.has_input and state == "running" and set(states) <= ENDED:
             self.looks_before_end -= 1
             state = "running" if self.looks_before_end >= 0 else "finished"
-        said = {"state": state, "cause": job.cause, "has_input": self.has_input, "groups": dict(states)}
-        return {"job_id": job.job_id, **said}
+        description = {"state": state, "cause": job.cause, "has_input": self.has_input, "groups": dict(states)}
+        return {"job_id": job.job_id, **description}
 
 
 def _items(groups: Sequence[LoopbackGroup]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The expected masks: conversations written piece by piece, of which each piece is known to be sampled or not.
+"""The expected masks: conversations written in pieces, each of which is known to be sampled or not.
 
 The pieces joined must equal the tokenizer's own render byte by byte; only then do they judge a mask. Nothing here looks
 for markers in text, and nothing comes from the code under test.
@@ -175,7 +175,8 @@ def _last_question(messages: Sequence[Message], *, trim: bool) -> int:
             text.startswith("<tool_response>") and text.endswith("</tool_response>")
         )
 
-    return max((at for at, message in enumerate(messages) if is_question(message)), default=len(messages) - 1)
+    questions = (index for index, message in enumerate(messages) if is_question(message))
+    return max(questions, default=len(messages) - 1)
 
 
 def _write_hybrid(messages: Sequence[Message], opening: str) -> list[Piece]:
@@ -217,9 +218,9 @@ def _write_thinking(messages: Sequence[Message], opening: str) -> list[Piece]:
         body = text + ("\n\n" if calls and text.strip() else "") + "\n".join(calls)
         thought = reasoning.strip()
         if index <= question:
-            opened = body.startswith("<think>\n")  # the text itself begins with the prompt's opening of the block
-            empty = body.startswith("<think>\n\n</think>\n\n")
-            prompt = "<think>\n\n</think>\n\n" if empty else "<think>\n" if opened else ""
+            # The text itself may begin with what a prompt ends in.
+            ends_of_prompts = ("<think>\n\n</think>\n\n", "<think>\n")
+            prompt = next((end for end in ends_of_prompts if body.startswith(end)), "")
             return _turn(index, f"<|im_start|>assistant\n{prompt}", body.removeprefix(prompt))
 
         if thought:

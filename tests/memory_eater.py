@@ -1,4 +1,4 @@
-"""Devices that seem to use up their node's memory, which a test reports in their place; they take none of it.
+"""Devices that seem to use up their node's memory: they take none, but the test replaces the measured usage.
 
 ``create_device`` makes a device with an emulator, an idle process that starts with its first episode. Its id is a file
 in the folder ``$TEST_EMULATORS``, from which the test computes how much memory is in use. A device of

@@ -2,10 +2,10 @@
 
     python -m tests.miniwob_faults --episodes 1000 --pages 8
 
-Killed is whatever ``Fault`` names: a page is closed or its renderer crashes, its browser dies with the pages that share
-it, or the driver through which all are talked to. The policy solves its tasks, so whatever reward is not 1 would be a
-fault's. An episode whose page dies is played again, as the runner does. In the end nothing may be left: no process, no
-thread, and not much more memory than after the first episodes.
+A page is closed, its renderer crashes, its browser is killed with all pages in it, or the Playwright driver of all
+browsers is killed. The policy solves every task, so a reward other than 1 would come from a fault. An episode whose
+page dies is played again, as the runner does. In the end nothing may be left: no process, no thread, and not much more
+memory than after the first episodes.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from tests.processes import descendants
 TASKS = ("click-button", "click-test-2", "enter-text", "click-tab", "click-option", "simple-algebra")
 MAX_ATTEMPTS = 30
 MAX_DELAY_S = 0.3
-"""A fault comes at most this long after the reply in which it was decided, so that it hits every part of an episode."""
+"""A fault follows the reply that caused it within this time, so that faults hit every part of an episode."""
 MAX_GROWTH = 1.3
-"""Of the memory that is held after a tenth of the episodes: what only grows would grow further than this."""
+"""Memory in the end, as a multiple of that after a tenth of the episodes. A leak would exceed it."""
 MAX_END_S = 60.0
 THREADS_OF_THE_BROWSERS = 1
-"""The one in which Playwright's loop runs, which stays."""
+"""Playwright's loop has a thread, which stays when all pages are closed."""
 
 
 class Fault(StrEnum):
@@ -68,7 +68,7 @@ WEIGHTS = {Fault.PAGE_CLOSED: 8, Fault.RENDERER_CRASHED: 8, Fault.BROWSER_KILLED
 
 @dataclass
 class Account:
-    """What became of the episodes. ``killed`` counts faults, ``failures`` attempts by what they failed with.
+    """What became of the episodes. ``killed`` counts faults, ``failures`` failed attempts by fault or error code.
 
     ``memory`` is what this process holds in bytes after a tenth of the episodes, and after all of them.
     """
@@ -83,20 +83,20 @@ class Account:
     left_over: list[str] = field(default_factory=list)
 
     def complaints(self, episodes: int) -> list[str]:
-        found = []
+        complaints = []
         if set(self.rewards) != {1.0}:
-            found.append(f"a fault was rewarded: {dict(self.rewards)}")
+            complaints.append(f"a fault was rewarded: {dict(self.rewards)}")
         if self.rewards[1.0] + self.given_up != episodes:
-            found.append(f"{episodes - self.rewards[1.0] - self.given_up} episodes are not accounted for")
+            complaints.append(f"{episodes - self.rewards[1.0] - self.given_up} episodes are not accounted for")
         if self.given_up:
-            found.append(f"{self.given_up} episodes never came to their end")
+            complaints.append(f"{self.given_up} episodes never came to their end")
         if self.memory and self.memory[-1] > MAX_GROWTH * self.memory[0]:
-            found.append(f"memory grew from {self.memory[0]} to {self.memory[-1]} bytes")
-        return found + [f"left over: {each}" for each in self.left_over]
+            complaints.append(f"memory grew from {self.memory[0]} to {self.memory[-1]} bytes")
+        return complaints + [f"left over: {each}" for each in self.left_over]
 
 
 async def play_under_faults(episodes: int, pages: int, share: float, seed: int = 0) -> Account:
-    """Plays ``episodes`` on ``pages`` pages; in ``share`` of the attempts the page is killed before some turn."""
+    """Plays ``episodes`` on ``pages`` pages. The first reply of a ``share`` of the attempts breaks any open page."""
     os.environ["ROLLOUT_BUFFER_MINIWOB__NUM_WORKERS"] = str(pages)
     os.environ["ROLLOUT_BUFFER_MINIWOB__PAGES_PER_BROWSER"] = str(max(pages // 2, 1))
     os.environ["ROLLOUT_BUFFER_MINIWOB__QUARANTINE_S"] = "1"
@@ -107,7 +107,7 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     doomed: set[str] = set()
 
     def reply(request: GenerateRequest) -> str:
-        engine.requests.clear()  # it keeps them all, and the memory is measured
+        engine.requests.clear()  # the engine keeps all requests, which would count as memory that grows
         if request.session_id in doomed:
             doomed.discard(str(request.session_id))
             if fault := kill_something(shared_browsers(), randomness):
@@ -175,7 +175,7 @@ def resident() -> int:
 
 
 def kill_something(browsers: SharedBrowsers, randomness: random.Random) -> Fault | None:
-    """Breaks a page that is open, whoever plays on it, a moment later; returns how, None where none is open."""
+    """Breaks any open page within ``MAX_DELAY_S``; returns the fault, or None if no page is open."""
     opened = [page for shared in list(browsers._shared) for page in list(shared.pages) if not page.lost]
     if not opened:
         return None
@@ -204,7 +204,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--pages", type=int, default=8)
-    parser.add_argument("--share", type=float, default=1 / 3, help="of the attempts in which a page is killed")
+    parser.add_argument("--share", type=float, default=1 / 3, help="of the attempts, whose first reply breaks a page")
     given = parser.parse_args()
     account = asyncio.run(play_under_faults(given.episodes, given.pages, given.share))
     complaints = account.complaints(given.episodes)

@@ -1,8 +1,8 @@
-"""Conversations as an engine plays them: what it was shown and what it wrote in each turn, and the messages of it.
+"""Conversations as an engine plays them: the prompt and the output of each turn, and the messages that an agent keeps.
 
-The written text is drawn first and the message made from it, in one of the forms in which agents keep replies, so that
-what a trainer must find again is known without looking at any rendered conversation. Only prompts come from the
-template, rendered again for every turn.
+Each reply is drawn together with its message, in one of the forms in which agents keep replies, so that what a trainer
+must find again is known without looking at any rendered conversation. Only prompts come from the template, rendered
+again for every turn.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _prompt(tokenizer: Any, messages: list[dict[str, Any]], family: Family, *, s
 
 
 def _reply(draw: st.DrawFn, family: Family, *, thinks: bool, cut: bool) -> tuple[dict[str, Any], str]:
-    """Draws a reply: the message that keeps it, and what was written; a repeated opening stands in both."""
+    """Draws a reply: its message, and the sampled text. Both begin with the prompt's opening if it is repeated."""
     thought = draw(plain_texts)
     answer = draw(plain_texts | st.just(""))
     in_thinking = thinks and cut and draw(st.booleans())

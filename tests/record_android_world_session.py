@@ -71,7 +71,7 @@ def _play(device: AndroidWorldDevice, recorder: ExchangeRecorder) -> None:
 
 
 def _touch(port: int, recorder: ExchangeRecorder) -> None:
-    """What the adapter does not use and the emulator has: touches and keys by gRPC."""
+    """Records touches and keys by gRPC, which the emulator has and the adapter does not use."""
     recorder.remark(touches=True)
     with grpc.secure_channel(f"localhost:{port}", grpc.local_channel_credentials()) as channel:
         stub: Any = emulator_controller_pb2_grpc.EmulatorControllerStub(channel)

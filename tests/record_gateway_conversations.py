@@ -1,9 +1,9 @@
-"""Records what real clients send to the gateway and are answered: ``python -m tests.record_gateway_conversations``.
+"""Records real clients' requests and the gateway's answers: ``python -m tests.record_gateway_conversations [NAME …]``.
 
-Names of conversations record those alone. ``--answers`` keeps the recorded requests and writes the answers of today,
-for a change of the answers on purpose. ``ROLLOUT_BUFFER_TEST_NPM`` and ``ROLLOUT_BUFFER_TEST_AGENTS_PYTHON`` are those
-of the tests; what is not installed is skipped. Secrets, paths and names of this machine are taken out, and long
-texts are cut, alike in all requests: so the answers are those to the requests as they are written.
+Without names it records all conversations. ``--answers`` keeps the recorded requests and records only the answers
+again, after a deliberate change of them. ``ROLLOUT_BUFFER_TEST_NPM`` and ``ROLLOUT_BUFFER_TEST_AGENTS_PYTHON`` are
+those of the tests; a client that is not installed ends the program. Secrets, paths and names of this machine are taken
+out, and long texts are cut, alike in all requests. The recorded answers are those to the requests in this form.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Tap:
                 response = web.StreamResponse(status=answered.status)
                 response.content_type = answered.content_type
                 await response.prepare(request)
-                async for some in answered.content.iter_any():
-                    await response.write(some)
+                async for chunk in answered.content.iter_any():
+                    await response.write(chunk)
                 await response.write_eof()
                 return response
 
@@ -184,9 +184,9 @@ class Tap:
 def cleaned(value: Any, replaced: dict[str, str]) -> Any:
     """Returns a JSON value without what names this machine, with long texts cut."""
     if isinstance(value, dict):
-        return {key: cleaned(one, replaced) for key, one in value.items()}
+        return {key: cleaned(inner, replaced) for key, inner in value.items()}
     if isinstance(value, list):
-        return [cleaned(one, replaced) for one in value]
+        return [cleaned(inner, replaced) for inner in value]
     if not isinstance(value, str):
         return value
     for secret, shown in replaced.items():
@@ -198,7 +198,7 @@ def cleaned(value: Any, replaced: dict[str, str]) -> Any:
 
 
 async def record(name: str) -> Recorded:
-    """Lets a client play its conversation, and returns it with the answers to its requests as they are written."""
+    """Lets a client play its conversation and returns it, with empty answers."""
     play, script, matching = CLIENTS[name]
     sampled = [tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False) for text in script]
     tap = Tap()
@@ -227,11 +227,11 @@ async def main(words: list[str]) -> None:
         path = FOLDER / f"{name}.json"
         recorded = Recorded.read(path) if "--answers" in words else await record(name)
         with tempfile.TemporaryDirectory() as folder:
-            found = await replayed(recorded, Path(folder))
-        assert found.rows == recorded.rows, f"{name}: {found.rows} rows in place of {recorded.rows}"
+            replay = await replayed(recorded, Path(folder))
+        assert replay.rows == recorded.rows, f"{name}: {replay.rows} rows in place of {recorded.rows}"
         fields = {key: getattr(recorded, key) for key in ("client", "matching", "rows", "sampled", "requests")}
-        Recorded(**fields, answers=found.answers).write(path)
-        sys.stdout.write(f"{name}: {len(found.answers)} answers, {found.rows} rows\n")
+        Recorded(**fields, answers=replay.answers).write(path)
+        sys.stdout.write(f"{name}: {len(replay.answers)} answers, {replay.rows} rows\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Recorded:
     answers: Sequence[str]
 
     def write(self, path: Path) -> None:
-        """Writes it; of each body only what the body before does not have."""
+        """Writes the conversation; of each body, only what differs from the body before."""
         before: Mapping[str, Any] = {}
         exchanges = []
         for request, answer in zip(self.requests, self.answers, strict=True):
@@ -50,26 +50,27 @@ class Recorded:
 
     @classmethod
     def read(cls, path: Path) -> Recorded:
-        found = json.loads(path.read_text())
+        fields = json.loads(path.read_text())
+        exchanges = fields.pop("exchanges")
         before: dict[str, Any] = {}
         requests = []
-        for one in found["exchanges"]:
-            before = _with_changes(before, one["body"])
-            requests.append({"path": one["path"], "headers": one["headers"], "body": before})
-        sampled = [[*map(int, ids.split())] for ids in found.pop("sampled")]
-        answers = ["\n\n".join(one["answer"]) for one in found.pop("exchanges")]
-        return cls(**found, sampled=sampled, requests=requests, answers=answers)
+        for exchange in exchanges:
+            before = _with_changes(before, exchange["body"])
+            requests.append({"path": exchange["path"], "headers": exchange["headers"], "body": before})
+        sampled = [[*map(int, ids.split())] for ids in fields.pop("sampled")]
+        answers = ["\n\n".join(exchange["answer"]) for exchange in exchanges]
+        return cls(**fields, sampled=sampled, requests=requests, answers=answers)
 
 
 def _changes(before: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"same": [key for key in body if key in before and before[key] == body[key]]}
-    found |= {key: value for key, value in body.items() if key not in found["same"]}
+    changes: dict[str, Any] = {"same": [key for key in body if key in before and before[key] == body[key]]}
+    changes |= {key: value for key, value in body.items() if key not in changes["same"]}
     for key in HISTORIES:
-        if isinstance(found.get(key), list) and isinstance(before.get(key), list):
+        if isinstance(changes.get(key), list) and isinstance(before.get(key), list):
             pairs = zip(before[key], body[key], strict=False)
-            kept = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-            found[key] = {"kept": kept, "more": body[key][kept:]}
-    return found
+            kept_count = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            changes[key] = {"kept": kept_count, "more": body[key][kept_count:]}
+    return changes
 
 
 def _with_changes(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +96,7 @@ async def fixed_gateway(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """What a replay was answered, and what is stored of it."""
+    """The answers to a replay, and what is stored of it."""
 
     answers: Sequence[str]
     rows: int
@@ -105,7 +106,7 @@ class Replayed:
 
 
 async def replayed(recorded: Recorded, folder: Path, *, streamed: bool | None = None) -> Replayed:
-    """Sends the requests of a conversation to a new gateway, all or none of them ``streamed`` if it says so."""
+    """Sends the requests of a conversation to a new gateway; ``streamed`` replaces the ``stream`` of every request."""
     async with fixed_gateway(folder, recorded.sampled, recorded.matching) as (gateway, opened, _):
         answers = []
         for request in recorded.requests:

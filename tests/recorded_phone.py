@@ -1,8 +1,8 @@
 """A phone that shows recorded screens of the simulated one, whatever is done to it: episodes as long as one wants.
 
 ``create_device`` takes the place of the simulated phone through the setting ``device``. Its task never ends: a policy
-that looks for something to switch on looks for it until its turns are used up. With ``UNIQUE`` in the task's place
-every screen is one that was never shown before, as on a real phone with a clock.
+that looks for something to switch on looks for it until its turns are used up. In the task named ``UNIQUE`` no two
+screens are the same, as on a real phone with a clock.
 """
 
 from __future__ import annotations

@@ -64,4 +64,4 @@ SECOND_CHANCE: Mapping[str, str] = {
     "test_tutorial": SERVERS,
     "test_writes_side_by_side": SERVERS,
 }
-"""Files of ``tests/integration`` by name. A defect fails twice; the summary counts what was tried again."""
+"""Files of ``tests/integration`` and ``lab/tests/integration``. A defect fails twice; the summary counts the reruns."""

@@ -1,7 +1,7 @@
-"""A trainer and a rollout server as a stranger would write them from the guide alone.
+"""A trainer and a rollout server as a third party would write them from the guide alone.
 
-They share no code with the project: the mask is counted by the guide's formula (``last_prompt_length``), the trainer
-renders every conversation again. They keep the requests and replies that they get for the tests to look at.
+They share no code with the project: the length of a mask follows from the guide's formula (``last_prompt_length``), and
+the trainer renders every conversation again. Both keep the requests and replies that they get, for the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rendered(tokenizer: Any, messages: Sequence[Message], tools: Any = None) -> 
 
 @dataclass
 class Said:
-    """A reply of the stranger's policy: a text, or a text with calls that its trainer took out of it."""
+    """A reply of the trainer's policy: a text, and the calls that the trainer parsed out of it, if any."""
 
     text: str
     tool_calls: list[dict[str, Any]] | None = None
@@ -37,13 +37,13 @@ class Said:
 
 
 @dataclass
-class StrangeSession:
+class ThirdPartySession:
     response_ids: list[int] = field(default_factory=list)
     response_mask: list[int] = field(default_factory=list)
     last_prompt_length: int = 0
 
 
-class StrangeTrainer:
+class ThirdPartyTrainer:
     """A trainer from the guide: renders the conversation, samples from a script, checks masks by length alone."""
 
     def __init__(self, tokenizer: Any, script: Sequence[Said], *, tools: Any = None) -> None:
@@ -53,7 +53,7 @@ class StrangeTrainer:
         self.calls: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.mismatches: list[tuple[int, int | None, int]] = []
-        self.sessions: dict[str, StrangeSession] = {}
+        self.sessions: dict[str, ThirdPartySession] = {}
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=1 << 28)
@@ -67,7 +67,7 @@ class StrangeTrainer:
         said = self.script.pop(0)
         if said.status != 200:
             return web.json_response({"detail": f"scripted {said.status}"}, status=said.status)
-        session = self.sessions.setdefault(body["rollout_id"], StrangeSession())
+        session = self.sessions.setdefault(body["rollout_id"], ThirdPartySession())
         prompt = rendered(self.tokenizer, body["messages"], self.tools)
         mask = body["response_mask"]
         expected = len(prompt) - session.last_prompt_length if session.last_prompt_length else 0
@@ -92,8 +92,8 @@ class StrangeTrainer:
         return web.json_response({key: value for key, value in {**reply, **said.changes}.items() if value is not None})
 
 
-class StrangeRolloutServer:
-    """A rollout server from the guide: it appends what it got, counts by its formula, calls ``calculator`` tools.
+class ThirdPartyRolloutServer:
+    """A rollout server from the guide: appends each message that it gets, and carries out calls of ``multiply``.
 
     ``spoil`` may change a body before it is sent: (turn, body) → body.
     """
@@ -149,6 +149,6 @@ class StrangeRolloutServer:
         return self.messages
 
     def results(self, message: Message) -> list[Message]:
-        found = [json.loads(text) for text in re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", message["content"])]
-        sums = [call["arguments"] for call in found]
-        return [{"role": "tool", "content": str(sum_["a"] * sum_["b"]), "tool_call_id": "c"} for sum_ in sums]
+        calls = [json.loads(text) for text in re.findall(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", message["content"])]
+        factors = [call["arguments"] for call in calls]
+        return [{"role": "tool", "content": str(pair["a"] * pair["b"]), "tool_call_id": "c"} for pair in factors]

@@ -52,7 +52,7 @@ def artifact_files_in(folder: Path) -> list[str]:
 
 
 def _records(folder: Path) -> list[Any]:
-    """Returns the run's records; its writer, a process of its own, may still be at the last of them."""
+    """Returns the run's records. W&B's process writes them, so this waits up to ``TIMEOUT_S`` for the last."""
     (path,) = folder.glob("**/*.wandb")
     deadline = time.monotonic() + TIMEOUT_S
     while True:

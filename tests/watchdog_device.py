@@ -61,12 +61,12 @@ def make_sdk(folder: Path) -> dict[str, str]:
 
 
 def recorded(records: Path, kind: str = "emulator") -> list[int]:
-    """The ids on record, of processes of this kind."""
-    found = []
+    """The recorded ids of processes of this kind."""
+    ids = []
     for path in records.glob("[0-9]*-[0-9]*"):
         try:
             if f"kind={kind}\n" in path.read_text():
-                found.append(int(path.name.partition("-")[0]))
+                ids.append(int(path.name.partition("-")[0]))
         except FileNotFoundError:  # ended just now
             continue
-    return sorted(found)
+    return sorted(ids)

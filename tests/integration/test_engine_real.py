@@ -77,10 +77,10 @@ class TestTextEngine(RealServerTests):
         assert reply.output_log_probs == pytest.approx(expected, abs=1e-3)
 
     async def test_a_resumed_greedy_turn_says_what_an_undisturbed_one_says(self, engine: Engine, base_url: str) -> None:
-        params = SamplingParams(max_new_tokens=self.long, temperature=0.0, extra={"ignore_eos": True})
+        params = SamplingParams(max_new_tokens=self.tokens_of_a_long_turn, temperature=0.0, extra={"ignore_eos": True})
         request = GenerateRequest(input_ids=self.prompt_ids, sampling_params=params, session_id="contract/resumed")
         undisturbed = await engine.generate(request)
-        resumed = await self.disturbed(engine, base_url, request)
+        resumed = await self.aborted_once(engine, base_url, request)
         assert resumed.output_ids == undisturbed.output_ids
         assert resumed.output_log_probs == pytest.approx(undisturbed.output_log_probs, abs=1e-3)
 

@@ -32,7 +32,7 @@ from tests.remote_rollout_serving import (
     served,
     trainer_side,
 )
-from tests.third_party_rollout_sides import Said, StrangeRolloutServer, StrangeTrainer, rendered
+from tests.third_party_rollout_sides import Said, ThirdPartyRolloutServer, ThirdPartyTrainer, rendered
 from tools.show_mask import page, sections_of
 
 QUICK = AgentSettings(backoff_s=0.01, turn_timeout_s=5, tool_timeout_s=0.3)
@@ -117,9 +117,9 @@ async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_
 # --- the agent's side against a stranger's trainer -------------------------------------------------------------------
 
 
-async def play(script: Sequence[Said]) -> tuple[Any, StrangeTrainer]:
+async def play(script: Sequence[Said]) -> tuple[Any, ThirdPartyTrainer]:
     """Plays one rollout against a stranger's trainer; returns its final answer and the trainer."""
-    trainer = StrangeTrainer(demo_tokenizer(), script)
+    trainer = ThirdPartyTrainer(demo_tokenizer(), script)
     async with served(trainer.app()) as trainer_url, served(agent_app()) as agent_url:
         status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
         assert status == 200, final
@@ -260,7 +260,7 @@ async def test_a_tool_that_hangs_is_an_answer_to_the_model() -> None:
         await asyncio.sleep(30)
         return ""
 
-    trainer = StrangeTrainer(demo_tokenizer(), [Said(CALL), Said(ANSWER)])
+    trainer = ThirdPartyTrainer(demo_tokenizer(), [Said(CALL), Said(ANSWER)])
     app = agent_app(tools=Functions({"multiply": never}))
     async with served(trainer.app()) as trainer_url, served(app) as agent_url:
         _, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
@@ -324,7 +324,7 @@ async def test_a_wrong_request_is_a_4xx_that_says_so_and_leaves_nothing(
 async def test_a_strangers_rollout_server_goes_through_and_its_masks_are_the_sessions() -> None:
     trainer = trainer_side(engine(CALL, CALL, ANSWER))
     async with served(create_app(trainer=trainer)) as url:
-        server = StrangeRolloutServer(demo_tokenizer(), url)
+        server = ThirdPartyRolloutServer(demo_tokenizer(), url)
         messages = await server.rollout("theirs", QUESTION)
     assert server.status == 200, server.reply
     assert messages[-1]["content"] == ANSWER
@@ -367,7 +367,7 @@ async def test_a_planted_error_is_refused_with_a_sentence_that_names_the_turn(
 ) -> None:
     trainer = trainer_side(fake := engine(CALL, ANSWER))
     async with served(create_app(trainer=trainer)) as url:
-        server = StrangeRolloutServer(demo_tokenizer(), url)
+        server = ThirdPartyRolloutServer(demo_tokenizer(), url)
         server.spoil = spoil
         await server.rollout("r", QUESTION)
     assert server.status == 422, server.reply
@@ -471,7 +471,7 @@ async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
 async def test_the_session_shows_its_mask_and_the_tool_colours_it() -> None:
     trainer = trainer_side(engine(CALL, "<b>345</b>"))
     async with served(create_app(trainer=trainer)) as url:
-        server = StrangeRolloutServer(demo_tokenizer(), url)
+        server = ThirdPartyRolloutServer(demo_tokenizer(), url)
         await server.rollout("r", QUESTION)
         _, shown = await call("GET", f"{url}/rollouts/r")
         _, listed = await call("GET", f"{url}/rollouts")

@@ -19,7 +19,7 @@ from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
 from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings, RemoteRolloutSettings
 from slime_plugins.rollout_buffer.remote_rollout.tools import CALCULATOR, load_provider
 from tests.remote_rollout_serving import ANSWER, call, demo_tokenizer, rollout_body, served
-from tests.third_party_rollout_sides import Said, StrangeTrainer, rendered
+from tests.third_party_rollout_sides import Said, ThirdPartyTrainer, rendered
 
 ADDRESS = "slime_plugins.rollout_buffer.generator.context_editing.remote_tools:DOCUMENT_TOOLS"
 DOCUMENT = " ".join(
@@ -36,9 +36,9 @@ def tool_call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def play_on_document(*turns: str, **changes: Any) -> tuple[dict[str, Any], StrangeTrainer]:
+async def play_on_document(*turns: str, **changes: Any) -> tuple[dict[str, Any], ThirdPartyTrainer]:
     """One rollout of a process with the document tools against a stranger's trainer."""
-    trainer = StrangeTrainer(demo_tokenizer(), [Said(turn) for turn in turns])
+    trainer = ThirdPartyTrainer(demo_tokenizer(), [Said(turn) for turn in turns])
     async with served(trainer.app()) as trainer_url, running(SETTINGS) as url:
         body = {"document_content": DOCUMENT, **rollout_body(trainer_url, **changes)}
         status, final = await call("POST", f"{url}/rollout", body)
@@ -105,7 +105,7 @@ async def test_a_document_that_does_not_fit_is_not_loaded_and_a_second_copy_coun
 
 @pytest.mark.parametrize("document", [None, "", " \n", 7, ["text"]])
 async def test_a_request_without_a_document_is_a_400_and_may_be_mended(document: Any) -> None:
-    trainer = StrangeTrainer(demo_tokenizer(), [Said("done")])
+    trainer = ThirdPartyTrainer(demo_tokenizer(), [Said("done")])
     async with served(trainer.app()) as trainer_url, running(SETTINGS) as url:
         body = rollout_body(trainer_url, document_content=document)
         status, answer = await call("POST", f"{url}/rollout", body)
@@ -196,7 +196,7 @@ async def known(agent_url: str, *names: str) -> list[bool]:
 async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free_again() -> None:
     now = [100.0]
     agent = AgentSide(AgentSettings(keep_result_s=60), clock=lambda: now[0])
-    trainer = StrangeTrainer(demo_tokenizer(), [Said(ANSWER), Said(ANSWER)])
+    trainer = ThirdPartyTrainer(demo_tokenizer(), [Said(ANSWER), Said(ANSWER)])
     async with served(trainer.app()) as trainer_url, served(create_app(agent=agent)) as url:
         await finished(url, trainer_url, "r")
         now[0] += 60
@@ -212,7 +212,7 @@ async def test_a_result_is_kept_for_its_time_and_then_the_id_is_free_again() -> 
 async def test_a_rollout_under_way_is_never_forgotten() -> None:
     now = [0.0]
     agent = AgentSide(AgentSettings(max_kept=1, keep_result_s=1), clock=lambda: now[0])
-    quick = StrangeTrainer(demo_tokenizer(), [Said(ANSWER)] * 2)
+    quick = ThirdPartyTrainer(demo_tokenizer(), [Said(ANSWER)] * 2)
     async with (
         served(SlowTrainer().app()) as slow_url,
         served(quick.app()) as quick_url,

@@ -198,6 +198,6 @@ async def test_a_turn_aborted_behind_images_goes_on_with_the_same_log_probs(
 ) -> None:
     contract = TestSglangEngineWithASeeingModel()
     request = turn(chat_ids(f"Now {VISION} and {VISION}"), [picture(64, 128), picture(300, 200)], most=800)
-    reply = await contract.disturbed(engine, base_url, request)
+    reply = await contract.aborted_once(engine, base_url, request)
     assert len(reply.output_ids) == 800
     assert reply.output_log_probs == pytest.approx(seeing.recomputed(request, reply), abs=1e-4)

@@ -78,16 +78,16 @@ def served(tmp_path: Path) -> Iterator[Served]:
     buffer.store.close()
 
 
-def _filled(found: Served) -> Served:
+def _filled(served: Served) -> Served:
     settings = {"num_repeat_per_sample": 1, "max_weight_version_lag": 0, "max_groups_ahead": None, "note": None}
-    found.client.start_rollout({"task_type": "external", "job_id": "j", **settings})
-    found.client.write(
+    served.client.start_rollout({"task_type": "external", "job_id": "j", **settings})
+    served.client.write(
         [written("u0", "a", reward=7.0, generations=sampled_by(0)), written("u1", "b", **EPISODE)], job_id="j"
     )
-    found.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"))], job_id="j")
-    found.client.write([written("u4", "e", generations=sampled_by(1))], job_id="j")
-    found.client.get_rollout_data(job_id="j", max_groups=2)
-    return found
+    served.client.write([written(f"u{n}", name) for n, name in ((2, "c"), (3, "d"))], job_id="j")
+    served.client.write([written("u4", "e", generations=sampled_by(1))], job_id="j")
+    served.client.get_rollout_data(job_id="j", max_groups=2)
+    return served
 
 
 # --- starting --------------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_the_folder_of_the_demo_tokenizer_can_be_asked_for() -> None:
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_names_of_others_are_printed_as_they_are(served: Served, tmp_path: Path) -> None:
+def test_ids_that_look_like_markup_are_printed_unchanged(served: Served, tmp_path: Path) -> None:
     served.client.get_rollout_data(job_id="j", max_groups=1, consumer_id="[/x]", poll_id="p")
     assert "[/x]" in served.said("deliveries", "j")
     delivery_id = json.loads(served.said("deliveries", "j", "--json"))["deliveries"][0]["delivery_id"]
@@ -173,7 +173,7 @@ def test_groups_say_what_became_of_them(served: Served) -> None:
 
 
 def failing_job(served: Served, attempts: int, transcript: list[dict[str, Any]]) -> None:
-    """Job ``f``, whose slot was tried that often in vain."""
+    """Starts job ``f``, whose only slot has ``attempts`` failed attempts."""
     buffer = served.buffer
     served.client.start_rollout({"task_type": "external", "job_id": "f", "instances": [{"instance_id": "x"}],
                                  "num_repeat_per_sample": 1})  # fmt: skip
@@ -298,7 +298,7 @@ def test_without_the_extra_for_drawing_screenshots_are_named_and_one_note_says_w
     assert capsys.readouterr().err.count("needs the extra 'terminal'") == 1
 
 
-def test_status_says_why_and_how_far(served: Served) -> None:
+def test_status_says_what_a_job_waits_for_and_how_much_of_it_is_closed(served: Served) -> None:
     said = served.said("status")
     assert "slots closed" in said
     assert "to be fetched or acknowledged" in said
@@ -318,7 +318,7 @@ def test_exported_lines_are_what_was_delivered_with_the_screenshots_beside_them(
     counts = exported(served, tmp_path / "out.jsonl")
     delivered = {entry["uid"] for entry in served.client.trajectories()["trajectories"] if entry["delivery_id"]}
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert {line["uid"] for line in lines} == delivered - {"u0"}
+    assert {line["uid"] for line in lines} == delivered - {"u0"}  # u0 was filtered, which the delivery only reported
     assert (counts["written"], counts["not_delivered"]) == (2, 3)
     (shot,) = next(line for line in lines if line["uid"] == "u1")["images"]
     assert (tmp_path / shot["path"]).read_bytes() == PNG
@@ -505,7 +505,7 @@ def test_health_exits_0_when_the_service_is_degraded_so_that_a_full_disk_restart
     assert (result.exit_code, json.loads(result.stdout)["status"]) == (0, "degraded")
 
 
-def test_slimes_own_way_to_start_serves(tmp_path: Path) -> None:
+def test_buffer_py_starts_the_server_as_slimes_own_does(tmp_path: Path) -> None:
     file = tmp_path / "taken"
     file.touch()
     program = [sys.executable, "buffer.py", "--data-dir", str(file)]

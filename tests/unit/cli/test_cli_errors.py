@@ -1,4 +1,4 @@
-"""What a command says when it cannot: one sentence with what to do, an exit code, and JSON where that was asked for."""
+"""What a command that fails prints: one sentence with what to do, and JSON where that was asked for; its exit code."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def test_a_wrong_option_is_told_in_json_as_well(arguments: list[str], says: str)
 
 
 @pytest.fixture
-def stranger() -> Iterator[str]:
-    """Something else that speaks HTTP."""
+def other_server() -> Iterator[str]:
+    """The URL of an HTTP server that is no buffer."""
 
     @Request.application
     def welcome(request: Request) -> Response:
@@ -89,11 +89,11 @@ def stranger() -> Iterator[str]:
         yield url
 
 
-def test_something_else_that_answers_is_not_taken_for_a_buffer(stranger: str) -> None:
-    result = run("jobs", "--url", stranger)
+def test_another_server_is_not_taken_for_a_buffer(other_server: str) -> None:
+    result = run("jobs", "--url", other_server)
     assert result.exit_code == 1
     assert "no rollout buffer" in result.stderr
-    result = run("status", "j", "--url", stranger)
+    result = run("status", "j", "--url", other_server)
     assert result.exit_code == 2
     assert "the server answered HTTP 404 (<html>welcome</html>): is it a rollout buffer?" in result.stderr
 

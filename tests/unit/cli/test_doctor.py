@@ -135,7 +135,9 @@ def test_an_engine_that_does_not_answer_is_missing(tmp_path: Path) -> None:
     assert (finding.state, "ConnectionError" in finding.detail) == (State.MISSING, True)
 
 
-def test_the_doctor_tells_by_its_exit_code_and_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctors_exit_code_json_and_text_say_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "host.yaml"
     config.write_text(f"device: android_world\nemulator_path: {tmp_path}/none\nandroid_world_python: {tmp_path}/none\n")
     monkeypatch.setenv(CONFIG_VARIABLE, str(config))

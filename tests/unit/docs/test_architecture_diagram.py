@@ -1,4 +1,4 @@
-"""The picture of the architecture is drawn from what it claims, and what it claims is so in the code."""
+"""The picture of the architecture is up to date, and its modules and requests exist in the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The docs name what there is: a command, a flag, a setting that is missing in them fails a test."""
+"""Generated pages are up to date, links between pages lead somewhere, and the README opens with its commands."""
 
 from __future__ import annotations
 

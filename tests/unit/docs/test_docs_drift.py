@@ -25,7 +25,7 @@ INTERNAL = {
     "ROLLOUT_BUFFER_READY_FD",
     "ROLLOUT_BUFFER_ANDROID_WORLD",
 }
-"""What processes of ours tell each other; and the beginning of a name."""
+"""Variables that the project's processes set for each other; the last is only the beginning of other names."""
 
 
 def page(*names: str) -> Text:
@@ -83,7 +83,7 @@ CHECKS: Mapping[str, tuple[Callable[[Text], list[str]], Callable[[], Text]]] = {
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-def test_what_there_is_is_in_the_docs(kind: str) -> None:
+def test_everything_of_a_kind_is_in_the_docs(kind: str) -> None:
     lacking, text = CHECKS[kind]
     assert lacking(text()) == []
 
@@ -191,7 +191,7 @@ def test_a_known_case_is_in_the_page_on_troubleshooting(case: str) -> None:
     assert KNOWN_CASES[case] in rows[0]
 
 
-def test_a_quoted_message_is_one_that_is_said() -> None:
+def test_a_quoted_message_is_one_that_the_code_has() -> None:
     """What stands in backquotes as a symptom is searched for: it must be what the code says."""
     sources = (
         path.read_text("utf-8") for top in ("slime", "slime_plugins", "lab/src") for path in (ROOT / top).rglob("*.py")

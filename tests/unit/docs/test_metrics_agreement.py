@@ -96,7 +96,7 @@ WRITTEN = list("abcdef")
 
 
 def write_with_failures(buffer: Buffer) -> JobRecord:
-    """Six groups: delivered, equal rewards, out of range, half full, late members, none at all."""
+    """Six groups: valid with a late member, equal rewards, out of range, valid, half full, empty."""
     job = start_external(buffer, 2, tuple(WRITTEN), job_id="written")
     fill(buffer, job)
     return job
@@ -223,7 +223,7 @@ async def test_every_view_agrees_after_a_run_with_failures(
 
 
 @pytest.mark.parametrize(("task_type", "ids", "valid"), [("scripted", PLAYED, 4), ("external", WRITTEN, 2)])
-def test_what_a_trainer_logs_agrees_with_all_of_them(
+def test_what_a_trainer_logs_agrees_with_every_view(
     make_client: Callable[..., FlaskClient],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -231,7 +231,7 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
     ids: list[str],
     valid: int,
 ) -> None:
-    """The trainer's last rollout, W&B's file and the lines of its own say what the buffer says of the whole job."""
+    """The metrics of the trainer's last rollout, W&B's file and the metrics file are the buffer's of the whole job."""
     monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
     monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     reset_jobs()
@@ -269,13 +269,13 @@ def test_what_a_trainer_logs_agrees_with_all_of_them(
 
 @contextmanager
 def serving_what_is_filled(app: Flask, task_type: str) -> Iterator[str]:
-    """Serves the application, and fills the job that a trainer starts when it looks at it, before its first poll."""
+    """Serves the application; fills the trainer's job when the trainer first asks for its state, before it polls."""
     buffer: Buffer = app.extensions["rollout_buffer"].buffer
     known = {"task_types": {task_type: {"needs_ray": False}}, "broken_generators": {}}
     filled = threading.Lock()
 
     def fill_first() -> None:
-        buffer.beat(SUPERVISOR.name, os.getpid(), known)  # each time: on a busy machine one is soon too old
+        buffer.beat(SUPERVISOR.name, os.getpid(), known)  # each time: on a busy machine a heartbeat is soon too old
         with filled:
             job = buffer.job("trained") if request.path == "/jobs/trained" else None
             if job is not None and not sum(describe_job(buffer.store, job)["outcomes"].values()):

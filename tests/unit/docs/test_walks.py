@@ -1,4 +1,4 @@
-"""The walks of ``docs/architecture.md``: a function is where they say, and is called in another file of its walk."""
+"""The walks of ``docs/architecture.md``: each function is in the file that they name."""
 
 from __future__ import annotations
 

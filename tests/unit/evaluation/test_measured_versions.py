@@ -16,10 +16,10 @@ class Stored:
     """A client with one trajectory of two turns, sampled by versions 3 and 4."""
 
     def __init__(self) -> None:
-        self.read = 0
+        self.reads = 0
 
     def trajectory(self, uid: str, *, job_id: str) -> dict[str, Any]:
-        self.read += 1
+        self.reads += 1
         turns = [{"prompt_ids": [1], "output_ids": [2], "weight_version": version} for version in ("3", "4")]
         return {"uid": uid, "generations": turns}
 
@@ -34,7 +34,7 @@ def test_turns_are_read_where_the_weights_had_moved(
     stored = Stored()
     entry = {"uid": "u", "oldest_version": oldest, "versions_behind": behind}
     assert evaluate._versions(cast("RolloutBufferClient", stored), "j", entry) == versions
-    assert stored.read == reads
+    assert stored.reads == reads
 
 
 def test_in_a_training_the_versions_of_a_set_are_counted() -> None:

@@ -193,7 +193,7 @@ def test_a_call_that_fails_for_a_while_is_repeated(
     assert set(evaluated(tmp_path)["by_app"]) == {"clock"}
 
 
-def test_a_buffer_that_stays_silent_ends_it(buffer: ScriptedBuffer, tmp_path: Path) -> None:
+def test_a_buffer_that_stays_silent_ends_the_evaluation(buffer: ScriptedBuffer, tmp_path: Path) -> None:
     buffer.script("job", *[raising(requests.ConnectionError("gone"))] * (evaluate.MAX_FAILURES + 1))
     with pytest.raises(RetriesUsedUpError, match="job failed 21 times"):
         evaluated(tmp_path)

@@ -1,4 +1,4 @@
-"""Who is frozen is noticed by a clock that nobody sets, without the disk and without the store."""
+"""A frozen process is noticed without the wall clock, the disk and the store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_process_without_heartbeats_is_frozen_once_it_was_stopped_for_long_wit
     assert monitor.is_frozen(10)
 
 
-def test_another_process_reads_what_was_said() -> None:
+def test_another_process_reads_the_detail_of_the_last_beat() -> None:
     heartbeat = Heartbeat()
     assert heartbeat.last() is None
     heartbeat.beat(reason="the disk is full", nothing=None)
@@ -68,7 +68,7 @@ def test_another_process_reads_what_was_said() -> None:
     assert said.stdout.strip() == "{'reason': 'the disk is full'}"
 
 
-def test_who_reads_while_it_is_written_reads_one_of_the_two() -> None:
+def test_a_reader_during_a_write_gets_the_beat_before_or_the_new_one() -> None:
     heartbeat, ended = Heartbeat(), threading.Event()
 
     def write() -> None:

@@ -62,7 +62,7 @@ def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 async def scripted_play(episode: EpisodeRequest) -> Any:
-    """An episode on a scripted device, under the uid that was asked for; one attempt breaks while it acts."""
+    """Plays an episode on a scripted device; the first attempt at one slot breaks while it resets the device."""
     if (episode.instance.instance_id, episode.slot, episode.attempt) == ("i0", 0, 1):
         with phase("reset"):
             raise DeviceError("the screen is gone")

@@ -101,8 +101,8 @@ def turn(number: int, parent: Turn | None, context: tuple[Fingerprint, ...], mes
     )
 
 
-def found(rule: MessageMatching, messages: History) -> Match:
-    """The recorded part of a history that another message follows."""
+def matched(rule: MessageMatching, messages: History) -> Match:
+    """The part of a conversation that matches the recorded ``HISTORY``; a new message follows the conversation."""
     read = read_conversation([*messages, user("And now?")])
     recording = record(HISTORY, rule)
     assert recording.branches() == 1
@@ -158,7 +158,8 @@ def renamed_calls(history: History) -> None:
 
 FOUR = {STRICT: 4, LOOSE: 4, ROLES: 4}
 REWRITES: list[tuple[str, Callable[[History], object], dict[MessageMatching, int], set[str], Any]] = [
-    # what the client did, turns that a rule goes on from, what is tolerated (loosest), why not (strictest)
+    # what the client did; how many turns each rule takes for recorded; what the loosest rule tolerates in all four;
+    # the first difference for the rules that take fewer: message, role, parts
     ("nothing", lambda history: None, FOUR, set(), None),
     ("thoughts are left out", drop_thoughts, FOUR, {"reasoning"}, None),
     ("white space around a reply", changed(5, content="Both mended."), FOUR, {"form"}, None),
@@ -198,7 +199,7 @@ REWRITES: list[tuple[str, Callable[[History], object], dict[MessageMatching, int
 
 @pytest.fixture(autouse=True)
 def _by_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also few turns are looked up in the index."""
+    """Turns are looked up in the index however few they are."""
     monkeypatch.setattr(recorded_turns, "MAX_COMPARED_TURNS", -1)
 
 
@@ -219,7 +220,7 @@ def test_a_rewritten_history_goes_on_from_the_recorded_turns_that_the_rule_takes
 ) -> None:
     history = copy.deepcopy(HISTORY)
     rewrite(history)
-    match = found(rule, history)
+    match = matched(rule, history)
     assert (match.turn.number if match.turn else 0) == turns[rule]
     if turns[rule] == 4:
         assert match.difference is None
@@ -266,7 +267,7 @@ PLACES = st.integers(0, 99)
 def test_only_what_a_reply_thought_may_be_left_out(
     said: list[str], thought: str, thinking: Thinking, thinks: bool, place: int, at: int
 ) -> None:
-    """Whatever marks it quotes: no letter of what it said, nor of its thoughts, may change; white space at ends may."""
+    """Whatever marks a reply quotes: no letter of its text or its thoughts may change, but white space at the ends."""
     thought = thought.replace("</think>", "") + "."
     prompt = "<think>" if thinking is Thinking.FROM_START else ""
     place = place % (len(said) + 1) if not prompt else 0
@@ -297,7 +298,7 @@ def test_only_what_a_reply_thought_may_be_left_out(
     assert rules(reply(said, thought if thinks else None)) == set()
 
 
-def test_of_two_replies_that_count_as_the_same_the_one_that_was_sent_back_exactly_is_gone_on_from() -> None:
+def test_of_two_replies_that_count_as_the_same_the_one_that_was_sent_back_exactly_is_continued() -> None:
     asked = [user("Mend add.")]
     replies = [assistant(tool_calls=[{**call(0, old=name), "id": name}]) for name in "ab"]
     recording = record([*asked, replies[0]], ROLES)

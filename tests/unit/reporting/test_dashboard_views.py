@@ -1,4 +1,4 @@
-"""What the dashboard asks for: series, groups, filters, explanations; right, paged, and by an index."""
+"""What the dashboard asks for: series, groups, trajectories, explanations, tokens; filtered, sorted and in pages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_seconds_that_no_episode_told_are_not_zero(views: Views, job: JobRecord,
 @examples(15)
 @given(seed=st.integers(0, 10_000))
 def test_the_sums_by_the_minute_are_those_of_the_rows(seed: int) -> None:
-    """The trigger against plain SQL over the rows."""
+    """Compares what the trigger summed with plain SQL over the rows."""
     chance = random.Random(seed)
     clock = SettableClock(1_000_000.0)
     with tempfile.TemporaryDirectory() as folder:

@@ -72,7 +72,7 @@ def test_a_past_delivery_comes_again_byte_for_byte_and_nothing_changes(client: F
     assert everything(client) == before
 
 
-def test_an_expired_delivery_can_still_be_looked_at_after_its_groups_went_out_otherwise(client: FlaskClient) -> None:
+def test_an_expired_delivery_can_still_be_looked_at_after_its_groups_were_delivered_apart(client: FlaskClient) -> None:
     start(client)
     write(client, written("a0", "a", reward=0), written("a1", "a"))
     write(client, written("b0", "b", reward=0), written("b1", "b"))
@@ -107,7 +107,7 @@ def test_deliveries_are_listed_newest_first_in_pages(client: FlaskClient) -> Non
 
 @pytest.fixture
 def filled(client: FlaskClient) -> FlaskClient:
-    """Two jobs; in the first: three instances, rewards 0 to 5, one of them late."""
+    """Two jobs. The first has six trajectories of three instances, with rewards from 0 to 5; the last one is late."""
     start(client)
     start(client, "k")
     names = ("a", "a", "b", "b", "c", "a")

@@ -1,4 +1,4 @@
-"""What deliveries report of the rewards: summed as it is written, and always what the rows themselves say."""
+"""The sums of rewards that deliveries report: kept up to date by each write, and always those of the rows."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.support import poll, polled_delivery, start_external, write, written
 
 
 def sums_and_rows(buffer: Buffer) -> tuple[list[Any], list[Any]]:
-    """The sums that are kept, and the same sums taken from the rows now."""
+    """The stored sums, and the same sums computed from the rows."""
     columns = "job_key, portion, outcome, count(*), total(reward), total(reward * reward), min(reward), max(reward)"
     groups = "SELECT job_key, portion, count(DISTINCT group_key) FROM trajectories GROUP BY 1, 2"
     sums = "job_key, portion, outcome, samples, total, square_total, low, high"
     with buffer.store.read() as connection:
-        kept = connection.execute(f"SELECT {sums} FROM portion_sums ORDER BY 1, 2, 3")
-        found = connection.execute(f"SELECT {columns} FROM trajectories GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
-        counted = connection.execute("SELECT job_key, portion, sum(groups) FROM portion_sums GROUP BY 1, 2")
+        stored = connection.execute(f"SELECT {sums} FROM portion_sums ORDER BY 1, 2, 3")
+        computed = connection.execute(f"SELECT {columns} FROM trajectories GROUP BY 1, 2, 3 ORDER BY 1, 2, 3")
+        stored_groups = connection.execute("SELECT job_key, portion, sum(groups) FROM portion_sums GROUP BY 1, 2")
         return (
-            [tuple(row) for row in (*kept, *counted)],
-            [tuple(row) for row in (*found, *connection.execute(groups))],
+            [tuple(row) for row in (*stored, *stored_groups)],
+            [tuple(row) for row in (*computed, *connection.execute(groups))],
         )
 
 
@@ -58,8 +58,8 @@ def test_the_sums_are_those_of_the_rows_whatever_happens(buffer: Buffer, clock: 
             lease = {} if what == "pop" else {"lease_s": 50, "consumer_id": "c", "poll_id": str(step)}
             if poll(buffer, job, max_groups=chance.choice([1, 2, 100]), **lease) is not None:
                 polled += 1
-        kept, found = sums_and_rows(buffer)
-        assert kept == found
+        stored, computed = sums_and_rows(buffer)
+        assert stored == computed
     assert polled
 
 

@@ -16,21 +16,21 @@ def test_a_job_that_drops_its_slow_groups_says_so_everywhere(buffer: Buffer, clo
     quick, slow = [f"q{i}" for i in range(24)], [f"s{i}" for i in range(8)]
     job = start_external(buffer, ids=(*quick, *slow), max_weight_version_lag=1)
 
-    def half(name: str, member: int, version: int) -> None:
+    def write_member(name: str, member: int, version: int) -> None:
         said = {"generations": [{"prompt_ids": [1], "output_ids": [2], "weight_version": str(version)}]}
         item = written(f"{name}-{member}", name, reward=member, extra_info={"success": True, "turns": 3}, **said)
         assert write(buffer, job, item) == ["stored"]
 
     for name in slow:
-        half(name, 0, 1)
+        write_member(name, 0, 1)
     for version, name in enumerate(quick, 1):
-        half(name, 0, version)
+        write_member(name, 0, version)
         clock.advance(1 + version / 100)
-        half(name, 1, version)
+        write_member(name, 1, version)
         assert poll(buffer, job, weight_version=version) is not None
     clock.advance(100)
     for name in slow:
-        half(name, 1, 24)
+        write_member(name, 1, 24)
     assert poll(buffer, job, weight_version=24) is None
 
     described = describe_job(buffer.store, job)

@@ -164,7 +164,7 @@ def sampled(prompt: list[int], output: list[int]) -> Generation:
 
 
 def test_a_turn_stands_on_the_one_that_its_prompt_continues_exactly() -> None:
-    """A question, two answers to go on from, one of them twice; then a prompt of its own."""
+    """Two turns continue the first, a third continues one of these, and the last has a prompt of its own."""
     turns = [
         sampled([1, 2], [3]),
         sampled([1, 2, 3, 4], [5]),

@@ -59,7 +59,7 @@ def test_more_ahead_never_makes_more_room(lag: int, pace: Pace, now: GroupsAhead
 @given(st.integers(0, 5), st.integers(1, 9), st.lists(st.integers(0, 9), min_size=30, max_size=120))
 @examples(200)
 def test_groups_that_come_in_order_are_never_older_than_the_lag(lag: int, batch: int, steps: list[int]) -> None:
-    """A trainer that takes ``batch`` of the oldest a version, at any moments, and whoever begins groups as allowed."""
+    """The trainer takes the ``batch`` oldest groups a version, at any moments; groups begin while there is room."""
     pace = Pace(version_s=1.0, step_s=1.0, groups_per_version=batch)
     version = taken = 0
     begun: deque[int] = deque()
@@ -176,7 +176,7 @@ def test_what_is_admitted_is_closer_to_what_was_submitted_than_what_dropping_lea
     assert admit.throughput > 0.98 * drop.throughput
 
 
-def test_the_first_batches_after_a_start_are_shorter_and_better_rewarded_than_all() -> None:
+def test_the_first_batches_after_a_start_are_shorter_and_better_rewarded_than_what_was_submitted() -> None:
     simulation = Simulation(Scenario(times="lognormal:1", alike="groups", versions=41), "admit")
     simulation.run()
     start = simulation.bias_of_first_batches()

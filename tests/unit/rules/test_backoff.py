@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 
 
-def test_the_first_wait_is_the_first_and_each_later_one_is_double_up_to_the_longest() -> None:
+def test_waits_begin_at_first_s_and_double_up_to_longest_s() -> None:
     waits = [backoff_s(failures, first_s=0.5, longest_s=3.0) for failures in range(1, 6)]
     assert waits == [0.5, 1.0, 2.0, 3.0, 3.0]
 

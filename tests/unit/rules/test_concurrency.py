@@ -49,7 +49,7 @@ def test_the_limit_stays_within_its_bounds_whatever_happens(bounds: Bounds, load
 def test_the_limit_rises_to_its_bound_while_devices_idle_and_nothing_queues(
     bounds: Bounds, loads: list[Load], free: int
 ) -> None:
-    """After whatever happened: as soon as each further episode brings its share, it reaches its ceiling again."""
+    """Whatever happened before: once the rate grows with each further episode, the limit reaches its upper bound."""
     now = initial_state(bounds)
     for load in loads:
         now = adjust(now, load, bounds)
@@ -69,7 +69,9 @@ def test_the_limit_falls_when_the_engine_queues(bounds: Bounds, loads: list[Load
     assert after.reason is Reason.ENGINE_QUEUES
     assert after.limit < now.limit or after.limit == bounds.min_limit
     again = adjust(after, replace(queued, playing=now.limit), bounds)
-    assert again.limit == after.limit or now.limit == after.limit, "those that are over play on, and count once"
+    assert again.limit == after.limit or now.limit == after.limit, (
+        "episodes above the new limit play on, and lower it only once"
+    )
 
 
 @given(st.integers(4, 1000), st.integers(1, 64))
@@ -106,14 +108,14 @@ def test_there_are_no_more_episodes_than_devices_and_a_few_that_wait() -> None:
     assert adjust(after, Load(playing=68, is_limiting=True, devices_free=0, devices_waited_for=4), SOME).limit == 68
 
 
-def test_while_more_play_than_may_nothing_is_decided_by_what_they_bring() -> None:
+def test_while_more_episodes_play_than_the_limit_their_rate_does_not_change_it() -> None:
     now = ConcurrencyState(limit=64, searching=False, seen=(Observation(0, 32.0, 100.0),))
     assert adjust(now, Load(playing=80, is_limiting=True, rate=1.0), SOME).limit == 64
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_in_the_simulation_the_limit_comes_close_to_the_best_fixed_number(setting: Setting) -> None:
-    """The runner's own steering on a simulated clock; an hour of it, the ramp included."""
+    """An hour of the runner's own control of the limit on a simulated clock, from the start of the job on."""
     runs = [asyncio.run(Simulation(setting, limit, seconds=3600, seed=5).run()) for limit in (64, None)]
     assert share_of_best(runs)["auto"] > 0.85
     if setting.cache < 512 or setting.knee < 64:

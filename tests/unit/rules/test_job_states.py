@@ -72,7 +72,7 @@ def test_every_group_handed_out_is_either_consumed_or_comes_again(
         assert len(used) + len(skipped) <= skip.count(name)
 
 
-def test_verbs_lead_where_they_say_and_twice_is_once() -> None:
+def test_a_verb_leads_to_its_state_and_changes_nothing_when_repeated() -> None:
     assert next_state(JobState.RUNNING, "pause") is JobState.PAUSED
     assert next_state(JobState.PAUSED, "pause") is JobState.PAUSED
     assert next_state(JobState.PAUSED, "cancel") is JobState.CANCELLED

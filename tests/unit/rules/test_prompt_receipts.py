@@ -1,4 +1,4 @@
-"""What an engine that runs other ids costs is counted, and nothing is counted of one that says nothing."""
+"""Turns whose engine ran other ids are counted, with what they cost; without receipts there are no counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_turn_that_ran_other_ids_costs_rows_that_read_its_prompt_again() -> No
         Generation([1, 2, 9, 5], [6], prompt_receipt=differing),
         Generation([1, 2, 3, 4, 5, 6, 7], [8], prompt_receipt=EQUAL),
     ]
-    # [1 2 3 4], [1 2 9 5 6] and the whole of 8, in place of that alone
+    # three rows, [1 2 3 4], [1 2 9 5 6] and [1 2 3 4 5 6 7 8], in place of the last alone
     assert prompt_counts(turns) == PromptCounts(equal=2, differing=1, forked=2, extra_tokens=9, row_tokens=17)
 
 
@@ -29,7 +29,7 @@ def test_tokens_of_images_count_as_the_engine_made_them() -> None:
     assert found == PromptCounts(equal=1, row_tokens=5 + 4 + 6)
 
 
-def test_turns_of_which_nobody_knows_are_counted_twice_as_what_they_are() -> None:
+def test_turns_with_unknown_prompts_are_counted_and_the_untrained_of_them_once_more() -> None:
     safe = PromptReceipt(PromptCheck.UNKNOWN)
     unsafe = PromptReceipt(PromptCheck.UNKNOWN, untrained_because="why")
     found = prompt_counts([Generation([1], [2], prompt_receipt=safe), Generation([1, 2], [3], prompt_receipt=unsafe)])

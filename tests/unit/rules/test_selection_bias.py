@@ -1,4 +1,4 @@
-"""Is what is trained what was submitted: the table, the distances, and the tests for slow groups and slow members."""
+"""How the trained differ from the submitted: the table, the distances, the tests for slow groups and slow members."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def with_missing(groups: int, is_missing: list[bool], rng: random.Random, *, ali
 
 
 @given(GROUPS)
-def test_each_kind_counts_every_member_once_that_is_known_or_never_came(groups: list[FinishedGroup]) -> None:
+def test_each_kind_counts_once_every_member_whose_value_is_known_or_that_never_came(
+    groups: list[FinishedGroup],
+) -> None:
     rows = bias_table(groups)
     members = [member for one in groups for member in one.members]
     for by, field in (("duration", "seconds"), ("length", "length"), ("turns", "turns"), ("reward", "reward"),
@@ -92,7 +94,7 @@ def test_each_kind_counts_every_member_once_that_is_known_or_never_came(groups: 
     assert all(0 <= row.trained + row.filtered + row.given_up + row.failed <= row.submitted for row in rows)
 
 
-def test_what_drops_the_slow_is_seen_and_said() -> None:
+def test_a_loss_of_the_slowest_groups_is_measured_and_reported() -> None:
     groups = dropping_from(2.0)
     assert bias_measures(groups)["slowest"] < 0.3
     assert bias_measures(groups)["duration"] > 0.1
@@ -102,7 +104,7 @@ def test_what_drops_the_slow_is_seen_and_said() -> None:
     assert loss.trained_share_of_slowest < 0.2 < loss.trained_share
 
 
-def test_members_that_never_came_are_a_distance_in_what_nobody_knows_of_them() -> None:
+def test_members_that_never_came_count_in_the_distance_of_each_unknown_value() -> None:
     groups = with_missing(6, [False] * 6 + [True] * 2, random.Random(1), alike=1)
     measures = bias_measures(groups)
     assert (measures["reward"], measures["given_up"], measures["dummies"], measures["failed"]) == (0.25, 0.25, 0.25, 0)
@@ -131,7 +133,7 @@ def test_members_that_are_missing_by_chance_are_not_said_to_be_slow_though_group
     assert said <= 8, "at the level of 1 % about two of 200"
 
 
-def test_a_few_members_that_are_missing_by_chance_are_not_spoken_of() -> None:
+def test_a_few_members_that_are_missing_by_chance_are_not_reported() -> None:
     rng = random.Random(3)
     groups = [*with_missing(5, [True] + [False] * 7, rng, alike=1), *with_missing(20, [False] * 8, rng, alike=1)]
     assert missing_members(groups) is None

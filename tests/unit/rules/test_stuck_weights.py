@@ -1,4 +1,4 @@
-"""Whose weight version stands still: seen in episodes that began later than the weights that sampled them allow."""
+"""Whose weight version stands still, engine or trainer: known from episodes sampled by weights older than allowed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_episodes_that_begin_late_and_are_sampled_by_old_weights_say_that_the_en
 def test_an_engine_that_follows_is_never_blamed_however_long_episodes_take(
     lag: int | None, took: list[float], behind: int
 ) -> None:
-    """Each is sampled from the version at its beginning on, or from the one before, where the push comes a bit late."""
+    """The oldest version of each is that at its beginning, or the one before, if new weights reach the engine late."""
     seen = versions(60)
     ended = 5900.0
     newest = [
@@ -60,12 +60,12 @@ def test_an_engine_that_stands_is_named_as_soon_as_enough_episodes_show_it(
     assert stuck_weights(lag, seen[:-1], newest, steps=0) is None
 
 
-def test_few_groups_are_no_verdict() -> None:
+def test_episodes_of_a_single_group_give_no_verdict() -> None:
     newest = [SampledEpisode(group_key=1, began_at=650.0, oldest_version=1)] * 32
     assert stuck_weights(1, versions(8), newest, steps=7) is None
 
 
-def test_a_trainer_that_trains_and_never_counts_is_named_where_a_lag_is_asked_for() -> None:
+def test_a_trainer_that_trains_without_new_versions_is_named_where_a_lag_is_asked_for() -> None:
     newest = episodes(32, began_at=5.0, version=1)
     found = stuck_weights(1, versions(1), newest, steps=3)
     assert found is not None

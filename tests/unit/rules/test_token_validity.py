@@ -50,14 +50,14 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert vocabulary_size(folder(tmp_path, {"vocab_size": 100_000})) == 100_000
 
 
-def test_without_a_folder_a_tokenizer_says_it_or_nobody() -> None:
+def test_without_a_folder_the_size_is_that_of_the_tokenizer_or_unknown() -> None:
     assert vocabulary_size("Qwen/Qwen3-8B", tokenizer=range(100)) == 100 + UNKNOWN_PADDING
     assert vocabulary_size("Qwen/Qwen3-8B") is None
     assert vocabulary_size(None) is None
     assert vocabulary_size(DEMO_TOKENIZER_PATH) is not None
 
 
-def test_the_first_id_that_is_none_is_found() -> None:
+def test_the_first_invalid_id_is_found() -> None:
     assert first_invalid_id([0, 9], 10) is None
     assert first_invalid_id([0, 10, 11], 10) == 10
     assert first_invalid_id([-1], None) == -1
@@ -66,7 +66,7 @@ def test_the_first_id_that_is_none_is_found() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, "0", [0.0], math.nan, math.inf, -math.inf, 0.5, 1, -1e39, 10**400])
-def test_what_is_no_log_prob(value: Any) -> None:
+def test_what_is_no_log_prob_is_not_taken(value: Any) -> None:
     assert checked_log_prob(value) is None
 
 

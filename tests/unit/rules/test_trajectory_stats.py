@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.types import Generation
 from tests.support import poll, start_external, write, written
 
 
-def test_an_android_world_episode_tells_everything() -> None:
+def test_all_facts_of_an_android_world_episode_are_known() -> None:
     generations = [Generation([1, 2], [3, 4, 5]), Generation([1], [2])]
     extra_info = {"turns": 7, "success": False, "reward_breakdown": {"success": 0.25}}
     facts = facts_of(extra_info, {"acquire": 9.0, "reset": 1.0, "generate": 2.5, "act": 0.5}, generations)
@@ -81,7 +81,7 @@ def test_a_delivery_knows_how_long_its_trainer_had_polled(buffer: Buffer, clock:
     assert waited == [12.0, 0.0]
 
 
-def test_who_comes_back_after_long_begins_to_wait_anew(buffer: Buffer, clock: SettableClock) -> None:
+def test_a_trainer_that_polls_again_after_an_hour_begins_to_wait_anew(buffer: Buffer, clock: SettableClock) -> None:
     job = start_external(buffer, 1)
     buffer.note_poll(job)
     buffer.note_empty_poll(job)

@@ -1,4 +1,4 @@
-"""The regression check of the benchmarks, on made-up numbers: what is a regression, what is noise, what a hole."""
+"""The regression check of the benchmarks, on made-up numbers: what is a regression, what is noise, what is recorded."""
 
 from __future__ import annotations
 

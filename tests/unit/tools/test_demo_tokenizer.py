@@ -1,4 +1,4 @@
-"""The small ChatML tokenizer: loads offline, loses nothing, and renders what the Qwen3-VL family renders."""
+"""The small ChatML tokenizer: it is what its tool builds, loads offline, and renders as the Qwen3-VL family does."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_no_environment_at_all_is_told_how_to_make_one(tmp_path: Path) -> None:
+def test_a_check_without_an_environment_says_how_to_make_one(tmp_path: Path) -> None:
     done = run("--check", str(tmp_path / "none"))
     assert (done.returncode, done.stdout) == (
         1,

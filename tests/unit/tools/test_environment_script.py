@@ -27,7 +27,7 @@ def add_program(programs: Path, name: str, script: str) -> None:
 
 
 def add_python(programs: Path, name: str, version: tuple[int, int]) -> None:
-    """A Python that answers whether it is supported, makes an environment, and takes note of the rest."""
+    """A Python that tells its version and makes an environment; each call is a line of ``calls``."""
     said = ".".join(map(str, version))
     (programs / name).write_text(
         f'#!/bin/bash\necho "{name} $*" >>{programs}/calls\n'
@@ -38,7 +38,7 @@ def add_python(programs: Path, name: str, version: tuple[int, int]) -> None:
 
 
 def add_uv(programs: Path) -> None:
-    """A uv that takes note of what it is asked."""
+    """A uv that makes an environment; each call is a line of ``calls``."""
     (programs / "uv").write_text(
         f'#!/bin/bash\necho "uv $*" >>{programs}/calls\n'
         'if [ "$1" = venv ]; then for folder; do :; done; mkdir -p "$folder/bin"; touch "$folder/bin/python"; '
@@ -96,7 +96,9 @@ def test_without_a_python_a_sentence_says_which(programs: Path) -> None:
 
 
 @pytest.mark.parametrize("with_uv", [False, True])
-def test_the_environment_is_made_once_with_uv_where_it_is(programs: Path, tmp_path: Path, with_uv: bool) -> None:
+def test_the_environment_is_made_once_and_with_uv_if_there_is_one(
+    programs: Path, tmp_path: Path, with_uv: bool
+) -> None:
     add_python(programs, "python3.12", (3, 12))
     if with_uv:
         add_uv(programs)

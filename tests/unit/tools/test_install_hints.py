@@ -1,4 +1,4 @@
-"""A slime and this wheel in one environment is said in one line; an extra comes from where the rest came."""
+"""slime and this wheel in one environment are reported in one line; an extra comes from where the project came."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def installed(site: Path, name: str, *, package: bool = False) -> str:
     return str(site)
 
 
-def test_both_in_one_site_packages_is_said_in_one_line(tmp_path: Path) -> None:
+def test_slime_and_the_wheel_in_one_site_packages_are_reported_in_one_line(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime", package=True)
     installed(tmp_path, "slime-rollout-buffer")
     advice = advice_on_two_slimes([site])
@@ -42,37 +42,37 @@ def test_both_in_one_site_packages_is_said_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in advice
 
 
-def test_a_checkout_on_the_path_beside_the_wheel_is_said_too(tmp_path: Path) -> None:
+def test_a_checkout_on_the_path_beside_the_wheel_is_reported_too(tmp_path: Path) -> None:
     checkout, site = tmp_path / "checkout", installed(tmp_path / "site", "slime-rollout-buffer")
     (checkout / "slime").mkdir(parents=True)
     (checkout / "slime" / "__init__.py").touch()
     assert REMEDY in (advice_on_two_slimes([str(checkout), site]) or "")
 
 
-def test_slime_installed_from_elsewhere_beside_the_wheel_is_said_too(tmp_path: Path) -> None:
+def test_slime_installed_from_elsewhere_beside_the_wheel_is_reported_too(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime")
     installed(tmp_path, "slime-rollout-buffer")
     assert REMEDY in (advice_on_two_slimes([site]) or "")
 
 
-def test_either_alone_is_nothing_to_say_anything_about(tmp_path: Path) -> None:
+def test_either_alone_is_not_reported(tmp_path: Path) -> None:
     (tmp_path / "ours" / "slime").mkdir(parents=True)  # a namespace package, as ours is
     assert advice_on_two_slimes([installed(tmp_path / "ours", "slime-rollout-buffer")]) is None
     assert advice_on_two_slimes([installed(tmp_path / "theirs", "slime", package=True)]) is None
     assert advice_on_two_slimes([]) is None
 
 
-def test_this_environment_is_well() -> None:
+def test_this_environment_has_one_slime() -> None:
     assert advice_on_two_slimes() is None
 
 
-def test_the_doctor_counts_it_as_missing_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_counts_two_slimes_as_missing_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "advice_on_two_slimes", lambda: "both are here: uninstall one")
     (finding,) = doctor._two_slimes(None)  # type: ignore[arg-type]  # it reads nothing of the examination
     assert (finding.state, finding.detail, finding.remedy) == (State.MISSING, "both are here", "uninstall one")
 
 
-def test_the_installer_says_it_and_checks_all_the_same(
+def test_the_installer_reports_two_slimes_and_checks_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     installed(tmp_path / "site", "slime", package=True)
@@ -84,8 +84,8 @@ def test_the_installer_says_it_and_checks_all_the_same(
     assert "has no overlay" in finding
 
 
-@pytest.mark.parametrize("module", ["slime.rollout.agent_rollout"])
-def test_the_trainers_side_says_it_once_where_it_can_be_imported(tmp_path: Path, module: str) -> None:
+def test_the_trainers_side_reports_two_slimes_once_where_it_can_be_imported(tmp_path: Path) -> None:
+    module = "slime.rollout.agent_rollout"
     site = installed(tmp_path, "slime")
     installed(tmp_path, "slime-rollout-buffer")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), site])}
@@ -96,7 +96,7 @@ def test_the_trainers_side_says_it_once_where_it_can_be_imported(tmp_path: Path,
     assert said.count(REMEDY) == 1
 
 
-def test_the_command_says_it_where_slime_hides_this_project(tmp_path: Path) -> None:
+def test_the_command_reports_a_slime_that_hides_this_project(tmp_path: Path) -> None:
     """slime's ``slime_plugins`` has an ``__init__.py``: the wheel's modules cannot be found beside it."""
     (tmp_path / "slime_plugins" / "rollout_buffer").mkdir(parents=True)
     (tmp_path / "slime_plugins" / "__init__.py").touch()
@@ -124,7 +124,7 @@ def test_the_command_says_it_where_slime_hides_this_project(tmp_path: Path) -> N
         ({"url": "file:///tmp/x-0.1-py3.whl", "archive_info": {}}, "pip install '/tmp/x-0.1-py3.whl[math]'"),
     ],
 )
-def test_an_extra_comes_from_where_the_rest_came(
+def test_an_extra_comes_from_where_the_project_came(
     tmp_path: Path, origin: dict[str, object] | None, command: str
 ) -> None:
     site = installed(tmp_path, "slime-rollout-buffer")
@@ -140,7 +140,7 @@ def test_without_an_installation_an_extra_comes_from_a_checkout() -> None:
 
 @pytest.mark.slime
 @pytest.mark.skipif(not SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
-def test_a_real_slime_beside_the_wheel_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_real_slime_beside_the_wheel_is_reported(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime-rollout-buffer")
     program = "import runpy, sys; print(runpy.run_path(sys.argv[1])['advice_on_two_slimes']())"
     file = ROOT / "slime_plugins" / "rollout_buffer" / "install_hints.py"

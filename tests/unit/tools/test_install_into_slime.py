@@ -110,7 +110,7 @@ def test_the_packages_that_a_python_lacks_are_printed_as_a_command_to_paste(
     assert {"aiohttp", "requests", "transformers", "pydantic"} <= names
 
 
-def test_ours_go_in_and_slimes_types_and_masks_stay(checkout: Path) -> None:
+def test_the_overlay_goes_in_and_slimes_types_and_masks_stay(checkout: Path) -> None:
     assert main([str(checkout)]) == 0
 
     assert (checkout / "slime/rollout/agent_rollout.py").read_bytes() == (
@@ -127,7 +127,7 @@ def test_ours_go_in_and_slimes_types_and_masks_stay(checkout: Path) -> None:
     assert main([str(checkout), "--check"]) == 0
 
 
-def test_uninstalled_nothing_is_left(checkout: Path) -> None:
+def test_an_uninstall_leaves_nothing_behind(checkout: Path) -> None:
     before = everything(checkout)
     Overlay(checkout).install()
     python_was_here = checkout / "slime_plugins/rollout_buffer/generator/__pycache__/registry.cpython-311.pyc"
@@ -384,7 +384,7 @@ def test_of_the_buffer_itself_nothing_goes_in_with_the_trainers_end(trainers_end
     assert main([str(trainers_end), "--check"]) == 0
 
 
-def test_slimes_own_way_to_start_the_buffer_says_how_to_start_this_one(trainers_end: Path) -> None:
+def test_buffer_py_in_the_trainers_end_says_how_to_start_the_buffer(trainers_end: Path) -> None:
     done = run_in(trainers_end / "slime_plugins/rollout_buffer", sys.executable, "buffer.py")
 
     assert done.returncode == 1
@@ -425,7 +425,7 @@ def test_the_whole_buffer_comes_over_the_trainers_end_and_goes_again(checkout: P
 
 @pytest.mark.slime
 @pytest.mark.skipif(not REAL_SLIME, reason="set ROLLOUT_BUFFER_TEST_SLIME to the path of a slime checkout")
-def test_a_real_checkout_is_what_it_was(tmp_path: Path) -> None:
+def test_a_real_checkout_is_unchanged_after_an_uninstall(tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", REAL_SLIME, "slime")
     checkout = tmp_path / "slime"
 

@@ -67,7 +67,7 @@ MEGATRONS_OWN = {
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A slime checkout that knows both backends, and folders of its own."""
+    """The variables of a launch: a slime checkout that knows both backends, and folders of the test's own."""
     arguments = tmp_path / "slime" / "slime" / "utils" / "arguments.py"
     arguments.parent.mkdir(parents=True)
     arguments.write_text(
@@ -139,9 +139,9 @@ def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> 
 
 
 def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
-    says = [step.title for step in compose(settings_of(environment))]
+    titles = [step.title for step in compose(settings_of(environment))]
 
-    assert says == [
+    assert titles == [
         "stop emulators of an earlier run",
         "put the rollout buffer into the slime checkout",
         "write settings without a flag",
@@ -165,9 +165,9 @@ def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, st
 
 
 def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
-    says = [step.title for step in compose(settings_of(environment), only_train=True)]
+    titles = [step.title for step in compose(settings_of(environment), only_train=True)]
 
-    assert says == [
+    assert titles == [
         "put the rollout buffer into the slime checkout",
         "write settings without a flag",
         "serve the rollout buffer",
@@ -283,7 +283,7 @@ def test_dummies_lose_their_weight_on_the_training_ranks_of_a_slime_that_knows_h
     assert path == "slime.rollout.agent_rollout.post_process_rollout_data"
 
 
-def test_rewards_of_turns_are_trained_when_told_by_a_slime_that_has_the_hook(environment: dict[str, str]) -> None:
+def test_rewards_of_turns_are_trained_on_request_with_a_slime_that_has_the_hook(environment: dict[str, str]) -> None:
     loss = Path(environment["SLIME_DIR"]) / "slime" / "backends" / "megatron_utils" / "loss.py"
     loss.parent.mkdir(parents=True)
     loss.write_text('batch["rollout_mask_sums"]')
@@ -408,7 +408,7 @@ def test_secrets_are_in_the_job_and_never_shown(
         (Kind.MATH, {"SLIME_SCRIPT_BUFFER_PORT": "70000"}, "ports end at 65535"),
     ],
 )
-def test_what_means_nothing_is_refused_with_a_remedy(
+def test_settings_that_make_no_sense_are_refused_with_a_remedy(
     environment: dict[str, str], kind: Kind, more: dict[str, str], says: str
 ) -> None:
     with pytest.raises(LaunchError, match=says):
@@ -428,7 +428,7 @@ def test_a_backend_that_this_slime_lacks_is_refused_when_named_and_replaced_when
     assert obstacles(settings_of(environment, Kind.MATH)) == []
 
 
-def test_a_failed_step_ends_the_run_and_what_runs_behind_it(tmp_path: Path) -> None:
+def test_a_failed_step_ends_the_run_and_its_background_steps(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     behind = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     steps = [
@@ -605,7 +605,7 @@ def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
         ("for gpu in 1 2 3 4 5 6 7; do echo 3; done; echo 70000", "only 7 of 8 GPUs are free"),
     ],
 )
-def test_gpus_that_others_use_are_not_trained_on(
+def test_too_few_free_gpus_are_said_before_anything_starts(
     ready: LaunchSettings, tmp_path: Path, script: str, words: str
 ) -> None:
     program(tmp_path, "nvidia-smi", script)
@@ -614,7 +614,7 @@ def test_gpus_that_others_use_are_not_trained_on(
 
 
 @pytest.mark.usefixtures("subprocess_checks_pass")
-def test_a_ray_that_runs_is_taken_or_ended_and_one_that_is_wanted_must_run(
+def test_a_ray_that_runs_must_be_named_and_a_named_one_must_run_with_enough_gpus(
     ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert says(missing(replace(ready, external_ray=True)), "no Ray accepts jobs")
@@ -631,8 +631,8 @@ def test_a_ray_that_runs_is_taken_or_ended_and_one_that_is_wanted_must_run(
         assert missing(replace(ready, external_ray=True, nodes=2)) == []
 
 
-class Elsewhere(BaseHTTPRequestHandler):
-    """A buffer that wants a token."""
+class BufferWithToken(BaseHTTPRequestHandler):
+    """Answers as a buffer that wants a token."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.headers["Authorization"] == "Bearer sesame" else 401)
@@ -644,7 +644,7 @@ class Elsewhere(BaseHTTPRequestHandler):
 
 @pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings) -> None:
-    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+    with HTTPServer(("127.0.0.1", 0), BufferWithToken) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         there = replace(ready, external_buffer=f"http://127.0.0.1:{server.server_port}")
 
@@ -763,14 +763,14 @@ def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
     shown = subprocess.run(
         command, env={"PATH": path, "MASTER_ADDR": "10.0.0.1"}, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    lost = subprocess.run(
+    refused = subprocess.run(
         command, env={"PATH": path, "MASTER_ADDR": "127.0.0.1"}, capture_output=True, text=True, check=False
     )
 
     assert [line.split()[0] for line in shown] == ["ray", "ssh", "ssh"]
     assert "--head" in shown[0]
-    assert lost.returncode == 2
-    assert "MASTER_ADDR" in lost.stderr
+    assert refused.returncode == 2
+    assert "MASTER_ADDR" in refused.stderr
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

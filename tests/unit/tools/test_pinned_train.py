@@ -35,6 +35,6 @@ def test_the_rollout_manager_is_pinned_and_nothing_else_of_it_changes() -> None:
     assert module.RolloutManager.name == "manager"
 
 
-def test_a_slime_that_creates_it_elsewhere_is_refused() -> None:
+def test_a_slime_that_creates_the_manager_elsewhere_is_refused() -> None:
     with pytest.raises(SystemExit, match="creates no RolloutManager"):
         pin(SimpleNamespace(__name__="slime.ray.placement_group"), "here")

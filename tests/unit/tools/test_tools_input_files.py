@@ -57,8 +57,8 @@ def test_task_type_and_output_path_are_the_users(tmp_path: Path) -> None:
 @given(st.lists(st.none() | st.integers(0, 5) | st.sampled_from(["math_0", "math_1", "own", ""]), max_size=8))
 def test_given_ids_stay_and_new_ones_avoid_them(given_ids: list[Any]) -> None:
     lines = [{} if given_id is None else {"instance_id": given_id} for given_id in given_ids]
-    kept = [str(given_id) for given_id in given_ids if given_id not in (None, "")]
-    if len(set(kept)) != len(kept):
+    texts = [str(given_id) for given_id in given_ids if given_id not in (None, "")]
+    if len(set(texts)) != len(texts):
         with pytest.raises(ValueError, match="already"):
             assign_instance_ids(lines, "math")
         return

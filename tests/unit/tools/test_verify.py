@@ -1,4 +1,4 @@
-"""``scripts/verify``: every test that needs more is in a row, a row that lacks its needs says so, failures are told."""
+"""``scripts/verify``: every test that needs a variable is in a row; a row reports what it lacks, and failures."""
 
 from __future__ import annotations
 
