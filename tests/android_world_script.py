@@ -49,7 +49,7 @@ def task_params(python: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class OtherReply:
     """A reply that a slot gives instead of the solution's at one turn (from 0), in its first ``attempts`` attempts."""
 
     turn: int
@@ -63,19 +63,19 @@ class Script:
 
     tasks: Sequence[str]
     params: Mapping[str, Any]
-    parts: Mapping[tuple[int, int], Sequence[Part]] = field(default_factory=dict)
+    other_replies: Mapping[tuple[int, int], Sequence[OtherReply]] = field(default_factory=dict)
 
     def __call__(self, conversation: Conversation, *, skill: float, rng: SessionRng) -> str:
         """The next reply, as a ``Policy`` gives it. The session is the attempt's uid."""
         _, _, position, slot, attempt = map(int, rng.session.split("/")[0].split("."))
         images = [image for turn in conversation.turns for image in turn.images]
-        parts = [one for one in self.parts.get((position, slot), ()) if attempt <= one.attempts]
-        part = next((one for one in parts if one.turn == len(images) - 1), None)
-        if part is not None:
-            return part.reply
-        # The solution is replayed without the screenshots to which a part replied.
-        turns_of_parts = {one.turn for one in parts}
-        of_solution = [image for turn, image in enumerate(images) if turn not in turns_of_parts]
+        others = [other for other in self.other_replies.get((position, slot), ()) if attempt <= other.attempts]
+        for other in others:
+            if other.turn == len(images) - 1:
+                return other.reply
+        # The solution is replayed without the screenshots that were answered by other replies.
+        their_turns = {other.turn for other in others}
+        of_solution = [image for turn, image in enumerate(images) if turn not in their_turns]
         return next_reply(self.tasks[position], self.params[self.tasks[position]], of_solution)
 
 

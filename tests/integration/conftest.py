@@ -93,7 +93,7 @@ class BufferProcess:
         self.start()
 
     def start(self) -> None:
-        """Starts it, again on the same port and data, and waits until it is well."""
+        """Starts ``serve``, each time on the same port and data, and waits for its first answer."""
         command = [
             *self._launcher, *ROLLOUT_BUFFER, "serve", "--port", str(self.port),
             "--data-dir", str(self.folder / "data"), "--data-root", str(self.folder), *self._arguments,
@@ -115,7 +115,7 @@ class BufferProcess:
             self._held.close()
 
     def kill_supervisor(self, *, awaits_orphans: bool = True) -> None:
-        """As a crash would: no chance to tidy up. Its children fall with it, and have when this returns."""
+        """Kills the supervisor as a crash would; with ``awaits_orphans``, returns when all below it have ended, too."""
         orphans = list(descendants(self.process.pid)) if awaits_orphans else []
         os.kill(self.process.pid, signal.SIGKILL)
         wait_until(lambda: self.process.exit_code() is not None, what="death of the supervisor")

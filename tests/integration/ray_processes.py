@@ -48,7 +48,7 @@ def token_in(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def local_ray(folder: Path, cpus: int = 1) -> Iterator[str]:
-    """A local Ray with a token; yields its address, and sees that it ends in order."""
+    """A local Ray with a token; yields its address, and asserts that it exits with 0."""
     address = folder / "address"
     with token_in(folder):
         command = [*LOCAL_RAY, "--num-cpus", str(cpus), "--address-file", str(address)]

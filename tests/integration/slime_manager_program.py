@@ -102,7 +102,7 @@ def phone_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> 
 
 
 def external_item(instance_id: str, *, epoch: int, slot: int, group_index: int) -> dict[str, Any]:
-    """As strangers write it: whole rewards, round numbers of any type, some without log-probs."""
+    """As programs outside write it: whole rewards, round numbers of any type, some without log-probs."""
     item = probe_item(instance_id, epoch=epoch, slot=slot, group_index=group_index)
     item |= {"reward": slot % 2, "raw_reward": -1, "extra_info": {"round_number": [None, "3", 2, True][slot]}}
     if slot == 3:
@@ -281,7 +281,7 @@ def rollout_with_images(manager: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the lives: plain, several rows with dummies, with images, groups of one, a resume from a checkpoint."""
+    """Prints a report of each rollout: plain, resumed, several rows with dummies, images, groups of one; and logs."""
     report: dict[str, Any] = {}
     instances = [f"task-{number}" for number in range(6)]
     with LoopbackBuffer(instances) as buffer, tempfile.TemporaryDirectory() as save:

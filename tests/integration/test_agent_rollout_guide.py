@@ -202,9 +202,6 @@ def test_the_payload_of_the_guide_starts_a_job_with_its_strings_and_numbers(
     buffer.client.cancel(told["job_id"])
 
 
-# --- errors ----------------------------------------------------------------------------------------------------------
-
-
 # --- refused on purpose ----------------------------------------------------------------------------------------------
 
 

@@ -118,7 +118,7 @@ def test_elements_of_an_earlier_screen_are_never_scored(device: Device[Action], 
     solve_again(device, "SystemWifiTurnOff")
 
 
-def test_its_apps_are_set_up_by_the_packages_own_set_up(sdk: SimulatedSdk) -> None:
+def test_the_apps_of_an_attached_phone_are_set_up_by_the_packages_own_set_up(sdk: SimulatedSdk) -> None:
     config = sdk.folder / "farm.json"
     config.write_text(attached(sdk).model_dump_json(exclude_unset=True))
     environment = {**os.environ, "ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(config)}

@@ -26,7 +26,7 @@ from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
 from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import SimulatedSdk, make_simulated_sdk
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
-from tests.android_world_script import Part, Script, engine_with, task_params
+from tests.android_world_script import OtherReply, Script, engine_with, task_params
 from tests.integration.conftest import BufferProcess, wait_until
 from tests.processes import processes_with
 
@@ -55,7 +55,7 @@ TASKS = (
     "ContactsNewContactDraft",
 )  # fmt: skip
 assert len(TASKS) == 40
-HESITATION = Part(turn=0, reply=say(thinking="I wait a moment first.", action="wait", time=1))
+HESITATION = OtherReply(turn=0, reply=say(thinking="I wait a moment first.", action="wait", time=1))
 """The second member of a group takes one action more: without a difference there is nothing for GRPO to learn."""
 
 TRIGGERS = {
@@ -153,7 +153,9 @@ def test_faults_in_a_third_of_the_episodes_cost_attempts_and_never_make_a_reward
     sdk = make_simulated_sdk(folder / "sdk", python=PYTHON)
     sdk.fault_plan.set_triggers(TRIGGERS)
     sdk.fault_plan.add_next_boots([Faults(exit_at_start=True), Faults(never_boots=True)])
-    parts: dict[tuple[int, int], tuple[Part, ...]] = {(position, 1): (HESITATION,) for position in range(len(TASKS))}
+    replies: dict[tuple[int, int], tuple[OtherReply, ...]] = {
+        (position, 1): (HESITATION,) for position in range(len(TASKS))
+    }
     struck: dict[tuple[int, int], str] = {}
     doomed = (13, 26)
     words = tuple(TRIGGERS)
@@ -163,9 +165,12 @@ def test_faults_in_a_third_of_the_episodes_cost_attempts_and_never_make_a_reward
         struck |= {(position, slot): "faultcrash" for slot in range(SAMPLES)}
     for place, word in struck.items():
         attempts = 1000 if place[0] in doomed else 1
-        strike = Part(turn=1, reply=say(thinking="A fault.", action="type", text=word), attempts=attempts)
-        parts[place] = (*parts.get(place, ()), strike)
-    with engine_with(Script(tasks=TASKS, params=params, parts=parts)) as port, buffer_on(sdk, folder) as buffer:
+        strike = OtherReply(turn=1, reply=say(thinking="A fault.", action="type", text=word), attempts=attempts)
+        replies[place] = (*replies.get(place, ()), strike)
+    with (
+        engine_with(Script(tasks=TASKS, params=params, other_replies=replies)) as port,
+        buffer_on(sdk, folder) as buffer,
+    ):
         record = train(buffer, port, write_input(folder), len(TASKS) - len(doomed))
         wait_until(lambda: is_over(buffer.client.job("farm")), 600, "the end of the job")
         job = buffer.client.job("farm")

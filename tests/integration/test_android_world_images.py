@@ -1,7 +1,7 @@
 """An episode of three turns, position by position: tokens, mask, log-probs and images, from phone to trainer.
 
-The picture that is reproduced: prompt, reply 1, observation 2, reply 2, observation 3, reply 3; every screenshot a run
-of image tokens in its place, replies trained and nothing else.
+The expected sequence: prompt, reply 1, observation 2, reply 2, observation 3, reply 3; every screenshot a run of image
+tokens in its place, replies trained and nothing else.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def trajectory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIt
 
 
 def segments(trajectory: Trajectory) -> list[tuple[str, bool]]:
-    """The picture as texts: what stands in each place, and whether it was sampled. Written without the template."""
+    """The expected sequence as texts, each with whether it was sampled. Written without the template."""
     runs = [
         PAD * image_tokens(*(image_size(image.data) or (0, 0)), ImageFamily.QWEN3_VL) for image in trajectory.images
     ]
@@ -76,14 +76,14 @@ def segments(trajectory: Trajectory) -> list[tuple[str, bool]]:
     parts = first_turn_message(str(trajectory.extra_info["goal"]), "0")["content"]
     task = "".join(IMAGE.format(runs[0]) if part["type"] == "image_url" else part["text"] for part in parts)
     opening = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
-    picture = [(opening, False), (f"{said[0]}<|im_end|>", True)]
+    sequence = [(opening, False), (f"{said[0]}<|im_end|>", True)]
     for turn in (1, 2):
         observation = f"Step {turn + 1} of 3: {IMAGE.format(runs[turn])}"
-        picture += [
+        sequence += [
             (f"\n<|im_start|>user\n{observation}<|im_end|>\n<|im_start|>assistant\n", False),
             (f"{said[turn]}<|im_end|>", True),
         ]
-    return picture
+    return sequence
 
 
 async def test_three_turns_have_the_tokens_mask_log_probs_and_images_of_each_position(trajectory: Trajectory) -> None:

@@ -181,8 +181,8 @@ def test_every_page_can_be_clicked_through(visit: Callable[..., Visit], width: i
     page.get_by_role("link", name=JOB).click()
     page.get_by_role("heading", name=JOB).wait_for()
     tabs = page.locator(".tabs")
-    assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth"), "they have a scrollbar"
-    assert tabs.evaluate("tabs => new Set([...tabs.children].map((tab) => tab.offsetTop)).size") == 1, "one row"
+    assert tabs.evaluate("tabs => tabs.scrollWidth <= tabs.clientWidth"), "the tabs have a scrollbar"
+    assert tabs.evaluate("tabs => new Set([...tabs.children].map((tab) => tab.offsetTop)).size") == 1, "in one row"
     page.get_by_text("Mean reward").wait_for()
     page.locator("#chart-reward canvas").wait_for()
     here.check()
@@ -204,7 +204,7 @@ def test_every_page_can_be_clicked_through(visit: Callable[..., Visit], width: i
 
 
 def current(page: Page, turn: int) -> Locator:
-    """The turn whose screen is shown, if it is that one."""
+    """The article of turn ``turn``, present while the screen of this turn is shown."""
     return page.locator(f"article[data-turn='{turn}'][aria-current=step]")
 
 
@@ -233,7 +233,7 @@ READ_HOSTILE = """async () => {
 }"""
 
 
-def test_a_reply_of_400_kb_that_closes_nothing_freezes_no_page(visit: Callable[..., Visit]) -> None:
+def test_a_reply_of_400_kb_that_closes_no_tag_freezes_no_page(visit: Callable[..., Visit]) -> None:
     page = visit().open()
     began = time.monotonic()
     page.evaluate(READ_HOSTILE)
@@ -465,7 +465,7 @@ def test_the_keyboard_alone_is_enough(visit: Callable[..., Visit]) -> None:
 
 
 def _tab_to(page: Page, text: str) -> None:
-    """Presses the tab key until what has the focus says that, and shows that it has it."""
+    """Presses the tab key until the element with this text has the focus, which must be visible."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent").strip() == text:

@@ -48,7 +48,7 @@ CLICK = Action(kind=ActionKind.CLICK, point=(1, 1))
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a local Ray, which must end when its parent is killed (the demo's test ends one in order)."""
+    """The address of a local Ray, which must end when its parent is killed."""
     folder = tmp_path_factory.mktemp("ray")
     address_file = folder / "address"
     command = [*LOCAL_RAY, "--num-cpus", "2", "--address-file", str(address_file)]
@@ -245,17 +245,17 @@ async def test_a_node_short_of_memory_loses_one_device_with_that_reason_and_the_
 
 async def test_nobody_without_the_token_gets_in(cluster: str) -> None:
     program = "import ray, sys; ray.init(address=sys.argv[1]); sys.stderr.write('I am in')"
-    stranger = await asyncio.create_subprocess_exec(
+    intruder = await asyncio.create_subprocess_exec(
         sys.executable, "-c", program, cluster, env=without_token(), stdout=DEVNULL, stderr=PIPE
     )
-    assert stranger.stderr is not None
+    assert intruder.stderr is not None
     said = b""
     while b"uthentica" not in said:  # it would go on trying for a while
-        said = await stranger.stderr.readline()
+        said = await intruder.stderr.readline()
         assert b"I am in" not in said
-        assert said, "the stranger left without a word"
-    stranger.kill()
-    await stranger.communicate()
+        assert said, "the process ended without an authentication error"
+    intruder.kill()
+    await intruder.communicate()
 
 
 def without_token() -> dict[str, str]:

@@ -45,7 +45,7 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     wait_until(lambda: client.job("played")["slots"]["ready"], what="a group that was played")
     client.drain("played", stop=True)
     wait_until(lambda: "running" not in client.job("played")["attempts"], what="the end of what runs")
-    before = {name: kept_of(client.job(name)) for name in ("written", "played")}
+    before = {name: facts_that_no_restart_changes(client.job(name)) for name in ("written", "played")}
     server.stop()
 
     use_next_schema(monkeypatch, tmp_path)
@@ -53,7 +53,9 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     assert recover(store).damaged == []
     buffer = Buffer(store)
     jobs = {name: buffer.job(name) for name in before}
-    assert {name: kept_of(describe_job(buffer.store, job)) for name, job in jobs.items()} == before
+    assert {
+        name: facts_that_no_restart_changes(describe_job(buffer.store, job)) for name, job in jobs.items()
+    } == before
     again = poll(buffer, jobs["written"], lease_s=3600, max_groups=2, poll_id="poll-1", consumer_id="t")
     assert uids(buffer, again) == [item.uid for item in leased.items] == ["u2", "u3"]
     assert uids(buffer, poll(buffer, jobs["written"])) == ["u4", "u5"]
@@ -64,6 +66,6 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
     store.close()
 
 
-def kept_of(described: Mapping[str, object]) -> dict[str, object]:
+def facts_that_no_restart_changes(described: Mapping[str, object]) -> dict[str, object]:
     """What of a job no restart may change."""
     return {name: described[name] for name in ("state", "slots", "attempts", "outcomes")}

@@ -24,8 +24,8 @@ QUICK = EngineSettings(retry_timeout_s=10.0, deadline_s=30.0, backoff_first_s=0.
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-class Overheard:
-    """An engine whose turns are streamed: it looks whether the ids that came are those of the reply."""
+class StreamedEngine:
+    """Streams each turn of an engine, and asserts that the streamed ids are those of the reply."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -34,9 +34,9 @@ class Overheard:
     async def generate(self, request: GenerateRequest) -> GenerateReply:
         if request.on_tokens is not None:
             return await self._engine.generate(request)
-        heard: list[int] = []
-        reply = await self._engine.generate(replace(request, on_tokens=heard.extend))
-        assert heard == list(reply.output_ids)
+        streamed: list[int] = []
+        reply = await self._engine.generate(replace(request, on_tokens=streamed.extend))
+        assert streamed == list(reply.output_ids)
         return reply
 
 
@@ -45,7 +45,7 @@ class TestFakeEngine(EngineContract):
 
     @pytest.fixture
     def engine(self) -> Engine:
-        return Overheard(FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=tokenizer))
+        return StreamedEngine(FakeEngine(lambda _: "x = 7. The answer is \\boxed{7}.", tokenizer=tokenizer))
 
 
 class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
@@ -61,7 +61,7 @@ class TestSglangEngineWithTheStandIn(SglangServerContract, VisionContract):
     @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
     async def engine(self, base_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
         engine = SglangEngine(base_url, QUICK)
-        yield Overheard(engine) if request.param else engine
+        yield StreamedEngine(engine) if request.param else engine
         await engine.close()
 
 

@@ -58,9 +58,9 @@ class RealServerTests(SglangServerContract):
 class TestTextEngine(RealServerTests):
     url_variable = TEXT_URL
     prompt_ids: ClassVar[Sequence[int]] = tuple(range(500, 520))
-    long = 60
+    tokens_of_a_long_turn = 60
 
-    async def test_what_it_says_to_ids_is_what_it_says_to_text(self, engine: Engine, base_url: str) -> None:
+    async def test_the_reply_to_ids_is_that_to_their_text(self, engine: Engine, base_url: str) -> None:
         """Greedy: ids in and ids out are the same conversation as text in and text out."""
         question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
         asked = {"text": question, "sampling_params": {"temperature": 0, "max_new_tokens": 16}}
@@ -76,7 +76,7 @@ class TestTextEngine(RealServerTests):
         expected = [entry[0] for entry in by_text["meta_info"]["output_token_logprobs"]]
         assert reply.output_log_probs == pytest.approx(expected, abs=1e-3)
 
-    async def test_a_resumed_greedy_turn_says_what_an_undisturbed_one_says(self, engine: Engine, base_url: str) -> None:
+    async def test_a_resumed_greedy_turn_is_that_of_an_undisturbed_one(self, engine: Engine, base_url: str) -> None:
         params = SamplingParams(max_new_tokens=self.tokens_of_a_long_turn, temperature=0.0, extra={"ignore_eos": True})
         request = GenerateRequest(input_ids=self.prompt_ids, sampling_params=params, session_id="contract/resumed")
         undisturbed = await engine.generate(request)
@@ -96,7 +96,7 @@ class TestVisionEngine(RealServerTests, VisionContract):
 async def test_log_probs_beside_banned_tokens_are_those_of_the_whole_distribution(
     contract: type[RealServerTests],
 ) -> None:
-    """Against the same server's log-probs of the same ids as a prompt, which no bias reaches."""
+    """Compared with the same server's log-probs of these ids in a prompt, which banned tokens do not change."""
     url = engine_url_of(contract.url_variable)
     prompt = list(contract.prompt_ids)
     async with aiohttp.ClientSession() as session:

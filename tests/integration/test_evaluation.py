@@ -72,7 +72,7 @@ def evaluation(engine: str, output: Path, *arguments: str) -> list[str]:
 
 
 def run(command: list[str], expected: int = 0) -> tuple[dict[str, Any], str]:
-    """Runs it to its end; returns the report that it printed, and what it said beside."""
+    """Runs a command to its end; returns the report that it printed, and its standard error."""
     ended = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=180, check=False)
     assert ended.returncode == expected, ended.stderr
     return json.loads(ended.stdout) if ended.stdout else {}, " ".join(ended.stderr.split())
@@ -110,14 +110,14 @@ def skilled_engine(tmp_path: Path) -> Iterator[str]:
 
 
 def kill(process: ChildProcess, *, with_children: bool) -> None:
-    """SIGKILL: to the command alone, or to the buffer that it started as well."""
+    """Sends SIGKILL to the command, and with ``with_children`` also to the buffer that it started."""
     for pid in [process.pid, *(children_of(process.pid) if with_children else [])]:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: process.exit_code() is not None, what="its death")
 
 
 def played_so_far(output: Path) -> int:
-    """Counts trajectories from outside while it runs."""
+    """Counts the stored trajectories while the evaluation runs."""
     database = output / "buffer" / "buffer.sqlite3"
     if not database.exists():
         return 0
@@ -139,26 +139,26 @@ def test_an_evaluation_that_is_killed_or_interrupted_goes_on_and_plays_no_slot_t
     output = tmp_path / "out"
     arguments = ["--task-type", "math", "--tasks", str(sums(tmp_path, 5)), "--samples-per-task", "4"]
     command = evaluation(slow_engine, output, *arguments, "--concurrency", "2")
-    kept: dict[tuple[str, int], str] = {}
+    earlier: dict[tuple[str, int], str] = {}
     for least, with_children in ((2, False), (6, True)):
         process = ChildProcess("eval", command, log_file=tmp_path / "eval.log")
         wait_until(functools.partial(has_played, output, least), 120, f"{least} trajectories")
         kill(process, with_children=with_children)
         assert not (output / "report.json").exists()
         now = wait_for_the_buffer_and_read(output)
-        assert kept.items() <= now.items()
+        assert earlier.items() <= now.items()
         assert least <= len(now) < 20
-        kept = now
-    heeding = ["env", "--default-signal=SIGINT", *command]  # who runs the tests in the background ignores it
+        earlier = now
+    heeding = ["env", "--default-signal=SIGINT", *command]  # a shell's background jobs ignore SIGINT
     process = ChildProcess("eval", heeding, log_file=tmp_path / "eval.log")
-    wait_until(functools.partial(has_played, output, len(kept) + 1), 120, "another trajectory")
+    wait_until(functools.partial(has_played, output, len(earlier) + 1), 120, "another trajectory")
     os.kill(process.pid, signal.SIGINT)
     wait_until(lambda: process.exit_code() is not None, 60, what="its end")
     assert process.exit_code() == 1
     assert "the same command continues" in " ".join(process.log_tail(30).split())
     report = json.loads((output / "report.json").read_text())
     assert not report["complete"]
-    assert len(kept) < report["slots"]["played"] == len(played_in(output)) < 20
+    assert len(earlier) < report["slots"]["played"] == len(played_in(output)) < 20
     _, said = run([*command, "--temperature", "0.1"], expected=2)
     assert "belongs to another evaluation" in said
     assert "sampling_params" in said
@@ -168,7 +168,7 @@ def test_an_evaluation_that_is_killed_or_interrupted_goes_on_and_plays_no_slot_t
     entries = [(one["instance_id"], attempt) for one in report["instances"] for attempt in one["attempts"]]
     attempts = {(name, attempt["slot"]): attempt["uid"] for name, attempt in entries}
     assert len(attempts) == 20
-    assert kept.items() <= attempts.items()
+    assert earlier.items() <= attempts.items()
     assert attempts == played_in(output)
 
 
@@ -250,7 +250,7 @@ def test_an_openai_compatible_server_plays_phones_and_edited_contexts(skilled_en
         (["--engine-url", "{engine}", "--buffer-url", "http://127.0.0.1:9"], 3, "no answer from the buffer"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence_with_its_exit_code(
+def test_a_wrong_call_of_eval_ends_with_a_sentence_and_its_exit_code(
     stand_in_engine: int, tmp_path: Path, arguments: list[str], code: int, says: str
 ) -> None:
     engine = f"http://127.0.0.1:{stand_in_engine}"

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
 
@@ -88,7 +87,7 @@ async def test_a_framework_with_its_defaults_is_one_row(
 
 
 async def play(program: str, opened: dict[str, Any], home: Path) -> None:
-    """Runs a program of an agent framework at a session."""
+    """Runs a program of an agent framework through a session; its last reply must be "I am."."""
     variables = {f"{name}_API_KEY": opened["api_key"] for name in ("OPENAI", "ANTHROPIC")}
     variables |= {"OPENAI_BASE_URL": opened["base_url"], "ANTHROPIC_BASE_URL": opened["anthropic_base_url"]}
     (home / "program.py").write_text(ADD + program)  # smolagents reads the source of its tools
@@ -106,13 +105,8 @@ async def play(program: str, opened: dict[str, Any], home: Path) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_frameworks_tool_loop_is_one_row(tmp_path: Path, streamed: bool) -> None:
-    replies = [CALL, "The answer is 5."]
-
-    def reply(request: GenerateRequest) -> str:
-        return replies.pop(0)
-
-    engine = FakeEngine(reply, tokenizer=tokenizer)
+async def test_the_tool_loop_of_the_example_is_one_row(tmp_path: Path, streamed: bool) -> None:
+    engine = FakeEngine([CALL, "The answer is 5."], tokenizer=tokenizer)
     async with gateway_on(tmp_path, engine) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         arguments = [str(EXAMPLE), "--gateway", gateway.url, "--job", job.job_id, *(["--stream"] if streamed else [])]

@@ -1,4 +1,4 @@
-"""The agents of the command line, Claude Code and Codex, mend a small repository at the gateway."""
+"""The agents of the command line, Claude Code and Codex, mend a small repository through the gateway."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_eight_rollouts_of_an_agent_that_rewrites_its_history_are_eight_ro
 
 
 async def mended(program: str, home: Path, opened: dict[str, Any]) -> None:
-    """Lets an agent mend a new repository at a session."""
+    """Lets an agent mend a new repository through a session; skips the test where the agent is not installed."""
     if not (PROGRAMS / program).exists():
         pytest.skip(f"ROLLOUT_BUFFER_TEST_NPM names no folder with {program}")
     assert await asyncio.to_thread(mend, program, opened, home, timeout_s=TIMEOUT_S) == ""

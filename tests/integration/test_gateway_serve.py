@@ -49,7 +49,7 @@ def open_session(gateway: str, job_id: str) -> dict[str, Any]:
 
 
 def play(opened: dict[str, Any], turns: int = 2) -> None:
-    """An agent of two turns, with the official client, streamed and not."""
+    """An agent with the official client, whose replies are streamed."""
     import openai
 
     with openai.OpenAI(base_url=opened["base_url"], api_key=opened["api_key"]) as client:
@@ -175,15 +175,15 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
     assert {item.weight_version for item in items.values()} == {1}
     wait_until(lambda: buffer.client.job(job_id)["state"] == "finished", what="the end of the job")
     tokenizer = load_tokenizer(str(DEMO_TOKENIZER_PATH))
-    again = 0
+    repeats = 0
     for opened, heard in zip(sessions, told, strict=True):
         generations = items[opened["session_id"]].generations
         assert [tokenizer.decode(one.output_ids) for one in generations] == heard
         assert len(pack_training_rows(generations)) == 1
         last = [counting_engine.last_after[tuple(one.prompt_ids)] for one in generations]
         assert [tuple(one.output_ids) for one in generations] == last, "a stored turn was sampled again"
-        again += sum(counting_engine.times_after[tuple(one.prompt_ids)] - 1 for one in generations)
-    assert again <= 3 * len(sessions), "more than what the three kills cut"
+        repeats += sum(counting_engine.times_after[tuple(one.prompt_ids)] - 1 for one in generations)
+    assert repeats <= 3 * len(sessions), "more turns were repeated than the three kills interrupted"
 
 
 def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Path) -> None:

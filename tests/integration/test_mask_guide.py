@@ -80,12 +80,12 @@ async def test_a_session_masks_the_tool_outputs_between_two_calls_and_logs_it_as
         session.append_tool_outputs([RESULT])
         assert session.last_prompt_length == held
         second = await session.call_llm(SAMPLING)
-        kept = trainer.get_session("r")
+        at_trainer = trainer.get_session("r")
 
     entered = len(second["prompt_token_ids"]) - held
     assert entered > 1
-    assert kept.response_mask == [1] * len(first["token_ids"]) + [0] * entered + [1] * len(second["token_ids"])
-    assert len(kept.response_ids) == len(kept.response_mask)
+    assert at_trainer.response_mask == [1] * len(first["token_ids"]) + [0] * entered + [1] * len(second["token_ids"])
+    assert len(at_trainer.response_ids) == len(at_trainer.response_mask)
     assert [message["role"] for message in session.messages] == ["system", "user", "assistant", "tool", "assistant"]
     assert "345" in session.messages[-1]["content"]
     said = [record.getMessage() for record in caplog.records if record.name == "rollout_server"]
@@ -96,7 +96,7 @@ async def test_a_session_masks_the_tool_outputs_between_two_calls_and_logs_it_as
 
 
 async def test_a_session_counts_what_an_edited_context_shares_with_the_old_one() -> None:
-    """The mended form of a context that is cut: the mask covers the new prompt behind what is the same."""
+    """The right way to cut a context: the mask covers the new prompt from where it differs from the old one."""
     async with trainer_with_an_engine() as (trainer, url):
         session = RolloutSession("r", tokenizer, url)
         session.messages = [SYSTEM, {"role": "user", "content": "Say hello."}]
@@ -105,10 +105,10 @@ async def test_a_session_counts_what_an_edited_context_shares_with_the_old_one()
         await session.call_llm(SAMPLING)
         session.messages = [session.messages[0], *session.messages[-2:], {"role": "user", "content": "Once more."}]
         await session.call_llm(SAMPLING)
-        kept = trainer.get_session("r")
+        at_trainer = trainer.get_session("r")
 
-    assert [turn.kind.value for turn in kept.turns] == ["first", "continued", "edited"]
-    assert all(sum(row.loss_mask) > 0 for row in kept.rows())
+    assert [turn.kind.value for turn in at_trainer.turns] == ["first", "continued", "edited"]
+    assert all(sum(row.loss_mask) > 0 for row in at_trainer.rows())
 
 
 # --- what is refused, and its mended form ----------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_same_taps_are_scored_as_the_package_scores_them(task: str, device: 
 
 
 def taps(elements: str) -> list[tuple[int, int]]:
-    """The middles of elements from the end of the page, in points: there the buttons are.
+    """The middles of the page's elements in points, the last first: buttons are mostly last.
 
     What is cut by our screen's edge is left out: the package's window is larger, and shows what lies beyond.
     """

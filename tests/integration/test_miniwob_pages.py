@@ -131,7 +131,9 @@ def test_a_swipe_scrolls_what_scrolls_and_drags_what_does_not(device: BrowserPag
              "return [b.x + b.width / 2, b.y + b.height / 2]; }"  # fmt: skip
     x, y = (round(2 * value) for value in evaluated(device, handle))
     before = evaluated(device, "() => document.querySelector('#val').textContent")
-    device.step(Action(kind=ActionKind.SWIPE, point=(x, y), end_point=(x + 60, y + 60)))  # it may stand or lie
+    device.step(
+        Action(kind=ActionKind.SWIPE, point=(x, y), end_point=(x + 60, y + 60))
+    )  # the slider is horizontal or vertical
     assert evaluated(device, "() => document.querySelector('#val').textContent") != before
 
 

@@ -1,4 +1,4 @@
-"""``deploy/nginx.conf`` with a real nginx: honest clients of other addresses are served while strangers attack."""
+"""``deploy/nginx.conf`` with a real nginx: honest clients are served while other addresses attack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PAUSE_S = 0.05
 
 
 class Front:
-    """nginx before a buffer, with the configuration that is shipped; TLS and ports apart."""
+    """nginx before a buffer, with the shipped configuration except for TLS, ports and the time limit of bodies."""
 
     def __init__(self, folder: Path, buffer: BufferProcess) -> None:
         self.port = free_port()
@@ -68,7 +68,7 @@ class OtherAddress(HTTPAdapter):
 
 @pytest.fixture(scope="module")
 def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
-    """A buffer with an external job that some items are in."""
+    """A buffer with an external job."""
     found = BufferProcess(tmp_path_factory.mktemp("behind"), "--max-body-bytes", "1000000")
     found.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "honest"})
     wait_until(lambda: len(server_workers(found)) == 2, what="two workers")

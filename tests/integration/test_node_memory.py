@@ -20,9 +20,11 @@ from tests.integration.conftest import wait_until
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import ADDRESS, EMULATORS
 
-_IN_ITS_OWN_MEMORY = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-"""A command under which a script may hide /proc/meminfo from this machine behind a file."""
-_MAY_UNSHARE = shutil.which("unshare") and not subprocess.run([*_IN_ITS_OWN_MEMORY, "true"], check=False).returncode
+_WITH_MOUNTS_OF_ITS_OWN = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+"""A command whose script may mount a file over /proc/meminfo, for itself alone."""
+_MAY_UNSHARE = (
+    shutil.which("unshare") and not subprocess.run([*_WITH_MOUNTS_OF_ITS_OWN, "true"], check=False).returncode
+)
 _IN_USE_AT_FIRST, _GROWTH_PER_S = 0.85, 0.01
 
 pytestmark = [
@@ -66,7 +68,7 @@ def cluster_with_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     writer = threading.Thread(target=keep_writing)
     writer.start()
     with token_in(tmp_path):
-        process = subprocess.Popen([*_IN_ITS_OWN_MEMORY, hide, "sh", *ray])
+        process = subprocess.Popen([*_WITH_MOUNTS_OF_ITS_OWN, hide, "sh", *ray])
         try:
             wait_until(address.exists, 120, "the start of Ray")
             yield address.read_text()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import gateway_on, start_session_job, tokenizer
 
@@ -29,15 +28,10 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "proxy" / "openai_c
 
 
 async def test_two_turns_of_npms_client_are_one_row_with_what_was_sampled(tmp_path: Path) -> None:
-    replies = ["Four.", "Yes, four."]
-
-    def reply(request: GenerateRequest) -> str:
-        return replies.pop(0)
-
     program = tmp_path / EXAMPLE.name  # modules are looked for beside the program
     shutil.copy(EXAMPLE, program)
     (tmp_path / "node_modules").symlink_to(MODULES)
-    async with gateway_on(tmp_path, FakeEngine(reply, tokenizer=tokenizer)) as gateway:
+    async with gateway_on(tmp_path, FakeEngine(["Four.", "Yes, four."], tokenizer=tokenizer)) as gateway:
         job = start_session_job(gateway.buffer, n=1)
         assert NODE is not None
         process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Requests that no ordinary client sends: they are refused or harmless, and never leave their connection."""
+"""Requests that no ordinary client sends: they are refused or harmless, and disturb no other connection."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
 
 
 @pytest.fixture
-def lives(buffer: BufferProcess) -> Iterator[None]:
-    """Sees that the same workers are there afterwards, answer, and logged no traceback."""
+def workers_survive(buffer: BufferProcess) -> Iterator[None]:
+    """Asserts that the same workers are there afterwards, answer, and have logged no traceback."""
     before = wait_until(lambda: len(found := server_workers(buffer)) == 2 and found, what="two workers")
     yield
     assert buffer.client.job("j")["job_id"] == "j"
@@ -81,14 +81,14 @@ ITEM = json.dumps({**written("odd", "odd"), "job_id": "j"}).encode()
         (request("GET /health HTTP/1.1", host="evil.example"), {403}),
     ],
 )  # fmt: skip
-@pytest.mark.usefixtures("lives")
-def test_an_odd_request_gets_an_answer_that_says_so(buffer: BufferProcess, says: bytes, allowed: set[int]) -> None:
+@pytest.mark.usefixtures("workers_survive")
+def test_an_odd_request_gets_an_allowed_status(buffer: BufferProcess, says: bytes, allowed: set[int]) -> None:
     heard = talk(buffer.port, says)
     assert status(heard) in allowed, heard[:300]
 
 
-@pytest.mark.usefixtures("lives")
-def test_the_reply_to_a_body_that_is_not_wanted_reaches_who_still_sends_it(buffer: BufferProcess) -> None:
+@pytest.mark.usefixtures("workers_survive")
+def test_the_refusal_of_a_body_reaches_a_client_that_still_sends_it(buffer: BufferProcess) -> None:
     large = b"x" * 4_000_000
     head = f"POST /nope HTTP/1.1\r\nHost: evil.example\r\nContent-Length: {len(large)}\r\n\r\n".encode()
     heard = talk(buffer.port, head, large)

@@ -22,7 +22,7 @@ from tests.example_counts import examples
 from tests.support import PNG_HASH, message_with_image, poll, start_external, write, written
 
 MODES = {"allowed": "POSITIVE", "forbidden": "NEGATIVE"}
-"""By the names of Schemathesis' modes. It is imported by tests: each worker of a run collects this file."""
+"""The names of Schemathesis' modes. Only tests import it, since each worker of a run collects this file."""
 KNOWN: dict[str, list[str]] = {"sha256": [PNG_HASH], "job_id": ["j", "a/b"], "uid": ["u0", "a/0"], "delivery_id": []}
 """Ids that exist, so that not every case ends at a 404."""
 
@@ -40,7 +40,7 @@ def app() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def description(app: Any) -> Any:
-    """What it says of itself, as Schemathesis reads it."""
+    """The application's description, as Schemathesis reads it."""
     import schemathesis
 
     return schemathesis.openapi.from_wsgi("/openapi.json", app)
@@ -62,7 +62,7 @@ def fill(buffer: Buffer) -> None:
 
 
 def can_be_wrong(operation: Operation) -> bool:
-    """An image is wrong by its hash alone, which no schema says."""
+    """Whether the schema of the body forbids anything; an image is wrong only by its hash, which no schema says."""
     return operation.body is not None and "application/json" in operation.body_types
 
 

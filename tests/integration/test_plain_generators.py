@@ -105,7 +105,7 @@ def test_a_generator_on_slimes_base_class_fills_its_own_job_beside_another_and_b
 def test_slimes_own_base_generator_file_plays_here(
     start_buffer: StartBuffer, stand_in_engine: int, tmp_path: Path
 ) -> None:
-    """With its forks, beside another job. Two lines differ: the name of its task, which ours has, and torch."""
+    """With its forks, beside another job. Replaced are its task type, which one of ours has, and a judge with torch."""
     text = (Path(SLIME) / "slime_plugins/rollout_buffer/generator/base_generator.py").read_text()
     text = text.replace('TASK_TYPE = "math"', 'TASK_TYPE = "slimes_math"')
     needs_torch = "from slime.rollout.rm_hub import get_deepscaler_rule_based_reward"

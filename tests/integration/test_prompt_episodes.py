@@ -113,8 +113,8 @@ def counted(trajectories: Sequence[Trajectory]) -> tuple[Counter[str], Counter[s
         named = {"uid": trajectory.uid, "instance_id": "a", "group_index": number, "reward": trajectory.reward}
         item = wire.decode_item(body | named)
         images = FetchedImages(data={image.sha256: image.data for image in trajectory.images})
-        kept = (one for generation in trajectory.generations for one in generation.records.values())
-        records = FetchedImages(data={one.sha256: one.data for one in kept if one.data is not None})
+        of_turns = (record for generation in trajectory.generations for record in generation.records.values())
+        records = FetchedImages(data={record.sha256: record.data for record in of_turns if record.data is not None})
         (group,) = builder.groups([item], SizedVision(), images, records=records)
         assert not [one.dummy_reason for one in group.trajectories if one.is_dummy]
     return prompts, builder.counts
@@ -184,13 +184,13 @@ async def test_no_false_alarm_over_two_hundred_clean_episodes() -> None:
 @pytest.mark.parametrize("mode", ["incremental", "history"])
 async def test_an_engine_that_re_tokenises_earns_the_same_and_costs_no_trajectory(mode: str) -> None:
     async with running(SETTINGS) as engine_url, changing(engine_url, retokenised(tokenizer)) as url:
-        (kept, _), (changed, fidelity) = await played(engine_url, mode, 1), await played(url, mode, 1)
+        (exact, _), (changed, fidelity) = await played(engine_url, mode, 1), await played(url, mode, 1)
     assert fidelity is not None
     assert fidelity.images is PromptIntegrity.CHANGED
-    rewards = [trajectory.reward for trajectory in kept]
+    rewards = [trajectory.reward for trajectory in exact]
     assert [trajectory.reward for trajectory in changed] == rewards
     assert len(set(rewards)) > 1
-    of_kept, of_changed = counted(kept), counted(changed)
-    assert of_kept[0]["differing"] == of_changed[0]["unknown"] == of_changed[0]["untrained"] == 0
+    of_exact, of_changed = counted(exact), counted(changed)
+    assert of_exact[0]["differing"] == of_changed[0]["unknown"] == of_changed[0]["untrained"] == 0
     assert (of_changed[0]["differing"] > 0) == (mode == "incremental"), "a history is rendered again: it is canonical"
-    assert of_changed[1]["dummies"] == of_kept[1]["dummies"] == 0
+    assert of_changed[1]["dummies"] == of_exact[1]["dummies"] == 0

@@ -105,7 +105,7 @@ def with_smaller_images(body: dict[str, Any]) -> None:
 
 
 def experts_moved(by: int) -> Change:
-    """Tells of each pass the experts of the pass ``by`` places behind it; the outermost ones twice."""
+    """Reports for each pass the experts of the pass ``by`` places after it, at the ends those of the first or last."""
 
     def change(answer: dict[str, Any]) -> None:
         told = base64.b64decode(answer["meta_info"]["routed_experts"])
@@ -118,7 +118,7 @@ def experts_moved(by: int) -> Change:
 
 
 async def said_of_engine(change: Change) -> str:
-    """What is found of an engine that changes what it is sent, before its first turn."""
+    """The complaint about an engine that changes what it is sent, before its first turn."""
     async with scripted() as engine_url, changing(engine_url, change) as url:
         found = await probed(url)
     assert found is not None
@@ -126,7 +126,7 @@ async def said_of_engine(change: Change) -> str:
 
 
 async def said_of_experts(change_answer: Change) -> str:
-    """What is found of an engine that changes which experts it tells, before its first turn."""
+    """The complaint about an engine that reports other experts than it used, before its first turn."""
     params = SamplingParams(max_new_tokens=1, extra={EXPERTS_KEY: True})
     settings = ScriptedEngineSettings(port=0, token_records=True)
     async with running(settings) as engine_url, changing(engine_url, unchanged, change_answer) as url:
@@ -169,7 +169,7 @@ async def said_of_swapped_pictures() -> str:
 
 
 async def said_of_lost_thinking() -> str:
-    """What the trainer counts of a client that sent its history without what the policy thought."""
+    """The trainer's counts for a client that sent its history without what the policy thought."""
     first = ids_of("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
     thought = ids_of("<think>\nwell\n</think>\n\nhello<|im_end|>")
     told = ids_of("hello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n")
@@ -236,7 +236,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
     ),
     "thinking dropped from history": (said_of_lost_thinking, "token_drift/think_stripped"),
 }
-"""Each planted fault, how it is planted, and what is said of it before anything is trained."""
+"""Each fault: how it is planted, and what is said about it before anything is trained."""
 
 
 @asynccontextmanager
@@ -259,7 +259,7 @@ async def test_each_fault_is_named_before_the_first_training_step(fault: str) ->
     assert sentence in await plant()
 
 
-async def test_the_doctor_says_it_as_well(tmp_path: Path) -> None:
+async def test_the_doctor_names_what_an_engine_does_to_prompts_as_well(tmp_path: Path) -> None:
     async def found(url: str) -> Finding:
         examination = Examination(
             settings=AndroidWorldSettings(),

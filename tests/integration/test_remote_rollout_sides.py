@@ -1,4 +1,4 @@
-"""Both sides of the remote rollout protocol over real sockets: against each other, and against strangers."""
+"""Both sides of the remote rollout protocol over real sockets: against each other, and against third parties'."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ async def test_a_turn_cut_by_its_cap_ends_with_max_tokens_and_its_trajectory_is_
     assert (sink.written[0][1]["outcome"], sink.written[0][1]["stop_reason"]) == ("truncated", "max_context")
 
 
-# --- the agent's side against a stranger's trainer -------------------------------------------------------------------
+# --- the agent's side against a third party's trainer ----------------------------------------------------------------
 
 
 async def play(script: Sequence[Said]) -> tuple[Any, ThirdPartyTrainer]:
-    """Plays one rollout against a stranger's trainer; returns its final answer and the trainer."""
+    """Plays one rollout against a third party's trainer; returns the final answer and the trainer."""
     trainer = ThirdPartyTrainer(demo_tokenizer(), script)
     async with served(trainer.app()) as trainer_url, served(agent_app()) as agent_url:
         status, final = await call("POST", f"{agent_url}/rollout", rollout_body(trainer_url))
@@ -126,7 +126,7 @@ async def play(script: Sequence[Said]) -> tuple[Any, ThirdPartyTrainer]:
     return final, trainer
 
 
-async def test_a_strangers_trainer_gets_the_guides_bodies() -> None:
+async def test_a_third_partys_trainer_gets_the_guides_bodies() -> None:
     final, trainer = await play([Said(CALL), Said(ANSWER)])
     assert (final["status"], final["finish_reason"], final["rollout_id"]) == ("COMPLETED", "stop", "demo-1234")
     assert trainer.mismatches == []
@@ -238,7 +238,7 @@ async def test_a_trainer_that_recognises_turns_is_asked_again_after_a_broken_ans
     assert len(trainer.get_session("r").turns) == 2  # sampled once, answered twice
 
 
-async def test_rubbish_and_silence_are_errors_and_no_hang() -> None:
+async def test_a_trainer_that_answers_rubbish_or_nothing_ends_the_rollout_with_an_error() -> None:
     async def rubbish(request: web.Request) -> web.Response:
         return web.Response(text="<html>no</html>")
 
@@ -318,10 +318,10 @@ async def test_a_wrong_request_is_a_4xx_that_says_so_and_leaves_nothing(
         assert (await call("GET", f"{agent_url}/rollout/demo-1234"))[0] == 404
 
 
-# --- the trainer's side against a stranger's rollout server ----------------------------------------------------------
+# --- the trainer's side against a third party's rollout server -------------------------------------------------------
 
 
-async def test_a_strangers_rollout_server_goes_through_and_its_masks_are_the_sessions() -> None:
+async def test_a_third_partys_rollout_server_is_answered_and_its_masks_are_in_the_session() -> None:
     trainer = trainer_side(engine(CALL, CALL, ANSWER))
     async with served(create_app(trainer=trainer)) as url:
         server = ThirdPartyRolloutServer(demo_tokenizer(), url)
@@ -429,7 +429,7 @@ async def test_keys_guard_turns_rewards_and_views() -> None:
         assert (await call("POST", f"{url}/rollouts/r/end", {"reward": 1}, headers=ours))[0] == 200
 
 
-async def test_what_is_stored_of_a_key_is_no_key() -> None:
+async def test_the_stored_form_of_a_key_is_refused_as_a_key() -> None:
     trainer = trainer_side(engine(ANSWER))
     body = {"rollout_id": "r", "messages": QUESTION, "response_mask": None}
     async with served(create_app(trainer=trainer)) as url:
@@ -446,7 +446,7 @@ async def test_a_request_that_the_engine_refuses_is_not_to_be_repeated() -> None
         assert [(await call("POST", f"{url}/v1/chat/completions", body))[0] for _ in range(2)] == [400, 503]
 
 
-async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
+async def test_a_rollout_ends_once_and_takes_no_turns_afterwards() -> None:
     sink = KeptItems()
     trainer = trainer_side(engine(ANSWER, ANSWER), sink=sink)
     sink.failures.append(OSError("no route"))
@@ -468,7 +468,7 @@ async def test_ending_is_once_and_what_is_ended_takes_no_turns() -> None:
     assert "takes no more turns" in late[1]["error"]["message"]
 
 
-async def test_the_session_shows_its_mask_and_the_tool_colours_it() -> None:
+async def test_the_session_shows_its_mask_and_show_mask_colours_it() -> None:
     trainer = trainer_side(engine(CALL, "<b>345</b>"))
     async with served(create_app(trainer=trainer)) as url:
         server = ThirdPartyRolloutServer(demo_tokenizer(), url)

@@ -37,7 +37,7 @@ def tool_call(name: str, **arguments: Any) -> str:
 
 
 async def play_on_document(*turns: str, **changes: Any) -> tuple[dict[str, Any], ThirdPartyTrainer]:
-    """One rollout of a process with the document tools against a stranger's trainer."""
+    """Plays a rollout with the document tools against a third party's trainer; returns its answer and the trainer."""
     trainer = ThirdPartyTrainer(demo_tokenizer(), [Said(turn) for turn in turns])
     async with served(trainer.app()) as trainer_url, running(SETTINGS) as url:
         body = {"document_content": DOCUMENT, **rollout_body(trainer_url, **changes)}
@@ -50,7 +50,7 @@ def results(final: dict[str, Any]) -> list[str]:
     return [message["content"] for message in final["final_messages"] if message["role"] == "tool"]
 
 
-def document_box(**changes: Any) -> DocumentToolSession:
+def document_session(**changes: Any) -> DocumentToolSession:
     body = {"document_content": DOCUMENT, **rollout_body("http://127.0.0.1:1", **changes)}
     return DOCUMENT_TOOLS.open_session(RolloutBody.model_validate(body))
 
@@ -94,7 +94,7 @@ async def test_the_budget_is_what_the_request_allows_less_what_the_sequence_hold
 
 
 async def test_a_document_that_does_not_fit_is_not_loaded_and_a_second_copy_counts() -> None:
-    box = document_box(max_tokens_total=2 * len(DOCUMENT.split()) + 200, sampling_params={})
+    box = document_session(max_tokens_total=2 * len(DOCUMENT.split()) + 200, sampling_params={})
     box.see_context(0, lambda text: len(text.split()))
     await box.call("loadDocument", {})
     told = json.loads(await box.call("checkBudget", {}))
@@ -138,19 +138,19 @@ async def test_tools_are_listed_as_the_address_says() -> None:
         ("json:nothing", "the module json has no nothing"),
         ("json:JSONDecoder", "is a class"),
         ("json:dumps", "is no tool provider; it needs open_session"),
-        ("offers_of_a_stranger:UNNAMED", "each with a name"),
-        ("offers_of_a_stranger:EMPTY", "each with a name"),
-        ("broken_offers_of_a_stranger:X", "cannot be loaded: ZeroDivisionError"),
+        ("third_party_tools:UNNAMED", "each with a name"),
+        ("third_party_tools:EMPTY", "each with a name"),
+        ("broken_third_party_tools:X", "cannot be loaded: ZeroDivisionError"),
     ],
 )
 def test_an_address_that_offers_no_tools_is_a_sentence(
     address: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "offers_of_a_stranger.py").write_text(
+    (tmp_path / "third_party_tools.py").write_text(
         "class Offer:\n    schemas = [{'type': 'function', 'function': {}}]\n    def open_session(self, request): ...\n"
         "UNNAMED = Offer()\nEMPTY = Offer()\nEMPTY.schemas = []\n"
     )
-    (tmp_path / "broken_offers_of_a_stranger.py").write_text("1 / 0\n")
+    (tmp_path / "broken_third_party_tools.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as raised:
         load_provider(address)
@@ -162,7 +162,7 @@ def test_an_address_that_offers_no_tools_is_a_sentence(
 
 
 class SlowTrainer:
-    """A trainer whose turns never come."""
+    """A trainer that does not answer as long as a test lasts."""
 
     def app(self) -> web.Application:
         application = web.Application()

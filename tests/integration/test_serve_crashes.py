@@ -38,7 +38,7 @@ main()
 
 
 def wait_in_vain(url: str, job_id: str, count: int) -> tuple[list[threading.Thread], list[str]]:
-    """Polls that wait for groups which do not come; the second list fills with what cut them off."""
+    """Starts polls that wait for groups which never come; the second list gets the errors that end a poll."""
     cut_off: list[str] = []
 
     def wait() -> None:

@@ -1,6 +1,6 @@
 """slime's own replay of experts and of kept ids, on a tiny Qwen3-MoE without a GPU, of what Samples of a buffer carry.
 
-Needs what ``test_slime_train_step`` needs. Replaced is what that test replaces, pinned memory among it.
+Needs what ``test_slime_train_step`` needs, and replaces what that test replaces.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DUMMY = 2
 
 def with_experts(rows: Sequence[Row], *, moved: int = 0) -> list[Row]:
     """Each row with experts as a rollout hands them over: two different ones of each layer for each pass."""
-    told = []
+    filled = []
     for number, row in enumerate(rows):
         passes = len(row["tokens"]) - 1
         first = np.random.default_rng(number).integers(0, EXPERTS, (passes, LAYERS))
@@ -50,13 +50,13 @@ def with_experts(rows: Sequence[Row], *, moved: int = 0) -> list[Row]:
             rollout_routed_experts=None if row["remove_sample"] else experts,
         )
         fill_records([sample], ARGS)
-        told.append({**row, "rollout_routed_experts": sample.rollout_routed_experts.tolist()})
-    return told
+        filled.append({**row, "rollout_routed_experts": sample.rollout_routed_experts.tolist()})
+    return filled
 
 
 def with_kept_ids(rows: Sequence[Row]) -> list[Row]:
     """Each row as if ``top_p`` had kept every id at every second token, and the sampled one alone at the others."""
-    kept = []
+    filled = []
     for row in rows:
         response = row["tokens"][len(row["tokens"]) - row["response_length"] :]
         spans = [_kept(token, number) for number, token in enumerate(response)]
@@ -67,8 +67,8 @@ def with_kept_ids(rows: Sequence[Row]) -> list[Row]:
             sample.rollout_top_p_token_offsets = np.cumsum([0, *map(len, spans)], dtype=np.int32)
         fill_records([sample], SimpleNamespace(rollout_top_p=0.9))
         names = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
-        kept.append({**row, **{name: getattr(sample, name).tolist() for name in names}})
-    return kept
+        filled.append({**row, **{name: getattr(sample, name).tolist() for name in names}})
+    return filled
 
 
 def _kept(token: int, number: int) -> Sequence[int]:

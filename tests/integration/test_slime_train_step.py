@@ -83,7 +83,7 @@ def turn_batches() -> dict[str, list[Row]]:
 
 
 def earned(trajectory: int, turn: int) -> float:
-    """Rewards that differ in everything: a penalty now and then, and progress."""
+    """The reward of a turn: a penalty or a gain, and progress that depends on the trajectory and the turn."""
     return (-0.25 if (trajectory + turn) % 3 == 0 else 0.5) + 0.125 * trajectory * turn
 
 
@@ -248,7 +248,7 @@ def test_rewards_of_turns_become_the_advantages_that_one_computes_by_hand(name: 
 
 @pytest.mark.parametrize("name", ["growing", "rows", "dummies"])
 def test_the_rows_of_a_trajectory_with_rewards_of_turns_weigh_alike(name: str, one_rank: dict[str, Seen]) -> None:
-    """slime's own loss of weights that sampled the batch is minus the mean advantage: by trajectory, row and token."""
+    """For the weights that sampled the batch, slime's loss is minus the mean over trajectories, rows and tokens."""
     seen = one_rank[f"turns_{name}"]
     of_rows = {
         number: [
@@ -272,7 +272,7 @@ def test_a_batch_without_rewards_of_turns_is_trained_as_without_the_hook_bit_for
     assert with_hook["weights_moved"] == without["weights_moved"]
 
 
-def test_of_a_group_without_rewards_of_turns_nothing_changes_beside_one_that_has_some(
+def test_a_group_without_rewards_of_turns_is_trained_alike_beside_one_that_has_some(
     one_rank: dict[str, Seen],
 ) -> None:
     half, without = (
@@ -319,9 +319,9 @@ def test_every_picture_reaches_the_model_beside_its_row(seeing: Seen, vision: Pa
 
 
 def test_the_vision_encoder_is_trained_too_and_the_gradient_is_on_tokens_with_mask_1(seeing: Seen) -> None:
-    of_eyes = {name: size for name, size in seeing["gradients"].items() if ".visual." in name}
+    of_encoder = {name: size for name, size in seeing["gradients"].items() if ".visual." in name}
 
-    assert any(size > 0 for size in of_eyes.values())
+    assert any(size > 0 for size in of_encoder.values())
     assert gradient_places(seeing) == masked_places(seeing)
 
 

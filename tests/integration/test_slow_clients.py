@@ -21,7 +21,7 @@ WELL_AGAIN_S = 5.0
 
 @pytest.fixture(scope="module")
 def buffer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BufferProcess]:
-    """A buffer with few file descriptors and an external job, which all attacks are on, one after the other."""
+    """A buffer with few file descriptors and an external job, the target of all attacks, one after the other."""
     found = BufferProcess(tmp_path_factory.mktemp("slow"), "--threads", "4", launcher=("prlimit", "--nofile=512:512"))
     found.client.start_rollout({"task_type": "external", "num_repeat_per_sample": 1, "job_id": "honest"})
     wait_until(lambda: len(server_workers(found)) == 2, what="two workers")

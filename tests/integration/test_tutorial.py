@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from tests.tutorial_page import read_page
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
-GIVE_UP = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nset -euo pipefail\n"
+END_BACKGROUND_JOBS = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nset -euo pipefail\n"
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_the_tutorial_ends_with_samples(tmp_path: Path) -> None:
         text = text.replace(port, str(free_port()))
     page = read_page(text)
     page.write_into(tmp_path)
-    script = GIVE_UP + page.script.replace("mkdir my_generators", "mkdir -p my_generators")
+    script = END_BACKGROUND_JOBS + page.script.replace("mkdir my_generators", "mkdir -p my_generators")
     finished = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,

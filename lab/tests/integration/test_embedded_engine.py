@@ -135,7 +135,7 @@ async def generate(url: str, prompt: Sequence[int] = PROMPT, **params: Any) -> A
 
 class TestSglangEngineWithTheEmbeddedEngine(SglangServerContract):
     prompt_ids = PROMPT
-    long = 800
+    tokens_of_a_long_turn = 800
 
 
 # --- log-probs -------------------------------------------------------------------------------------------------------

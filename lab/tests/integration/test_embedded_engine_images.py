@@ -151,7 +151,7 @@ class TestSglangEngineWithASeeingModel(SglangServerContract, VisionContract):
     prompt_ids = chat_ids("Solve x + 5 = 12")
     image_prompt_ids = chat_ids(f"One: {VISION} Two: {VISION} What is 2 + 2?")
     images = (picture(64, 128), picture(128, 64))
-    long = 600
+    tokens_of_a_long_turn = 600
 
 
 async def test_log_probs_behind_images_are_those_of_a_plain_forward_pass(engine: Engine, seeing: Seeing) -> None:
