@@ -249,7 +249,7 @@ def _leasing_journal(plan: Plan, name: str) -> Path:
 
 
 def _acknowledged_in_store(view: StoreView, delivery_key: int) -> bool:
-    """A trainer killed between its acknowledgement and its note: the store knows better."""
+    """Whether the store has the acknowledgement: a trainer may have been killed before it noted it."""
     rows = view.rows("SELECT state FROM deliveries WHERE key = ?", delivery_key)
     return bool(rows) and rows[0]["state"] == "acked"
 
@@ -334,7 +334,7 @@ def _ended_as_planned(view: StoreView, row: sqlite3.Row) -> Findings:
         of_group = "SELECT uid FROM trajectories WHERE group_key = ?"
         if len(view.rows(of_group, row["key"])) < view.plan.played_size:
             return  # one slot was given up: a short group is not asked whether its rewards differ
-    expected = "failed" if name.endswith("-dead") else "filtered" if name.endswith("-same") else "delivered"
+    expected = {"-dead": "failed", "-same": "filtered"}.get(name[-5:], "delivered")
     if state != expected and not (state == "failed" and "slots failed" in cause):
         yield f"group {name} is {state} ({cause}), expected {expected}"
 
@@ -365,7 +365,7 @@ def every_closed_session_is_stored_once(view: StoreView) -> Findings:
             yield f"session {uid} trains {len(item['generations'])} turns, and its agent was told {turns}"
 
 
-def nothing_ailed_sessions_and_devices(view: StoreView) -> Findings:
+def no_fault_failed_a_session_or_device_group(view: StoreView) -> Findings:
     """However often engine, gateway and Ray died: no group of theirs failed, and no failure became a reward."""
     for job_id in (SESSIONS_JOB, DEVICES_JOB):
         for row in view.rows(
@@ -393,5 +393,5 @@ CHECKS: tuple[Callable[[StoreView], Findings], ...] = (
     acknowledged_once_and_never_again,
     trained_once_and_all,
     every_closed_session_is_stored_once,
-    nothing_ailed_sessions_and_devices,
+    no_fault_failed_a_session_or_device_group,
 )

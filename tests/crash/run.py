@@ -6,7 +6,7 @@ Writers fill a job over HTTP, runners play two others (one needs a Ray cluster),
 with a scripted engine, trainers lease, acknowledge, train and write checkpoints. All of them, and every process of
 the buffer itself, are killed again and again, alone or all at once, or stopped for a while (SIGSTOP); the disk is
 filled to its last byte and emptied. The test restarts only those processes that nobody else restarts. The accounting
-is read all the time and after every blow. In the end nothing may be lost, nothing doubled and no process left behind.
+is read all the time and after every fault. In the end nothing may be lost, nothing doubled and no process left behind.
 The last line of the report is the verdict. Exit code 0: everything balances; 1: the report says what does not.
 """
 
@@ -241,7 +241,7 @@ class CrashTest:
             return
         self.killed[kind] += 1
         self.journal.note(kill=self.killed.total(), kind=kind, name=name, pid=pid)
-        self.sampler.look()
+        self.sampler.read_now()
         # Most of the time the buffer gets up first; now and then it is hit while it does.
         if kind != "freeze" and name == "serve" and self.rng.random() < 0.7:
             self.fleet.reconcile()
@@ -318,7 +318,7 @@ class CrashTest:
         say(f"stop with waiting polls: {self.stopped_in_s:.1f} s")
         say(
             f"the accounting was read {self.sampler.over_http} times over HTTP, {self.sampler.from_database} times in "
-            f"the database, {self.sampler.after_blows} of them right after a blow"
+            f"the database, {self.sampler.after_faults} of them right after a fault"
         )
         if not self.had_disk:
             say("no disk was filled: this machine does not mount one (it takes root)")
@@ -333,7 +333,7 @@ class CrashTest:
         lost, doubled = (sum(word in sentence for sentence in findings) for word in ("LOST", "DOUBLED"))
         verdict = "NOT BALANCED" if findings else "BALANCED"
         count = self.killed.total()
-        say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} blows")
+        say(f"{verdict}: {lost} lost, {doubled} doubled, {len(findings)} discrepancies after {count} faults")
 
     def _failures(self) -> Counter[str]:
         counted: Counter[str] = Counter()
@@ -399,7 +399,7 @@ def _plan(folder: Path, port: int, *, kills: int, seed: int) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="how many blows: kills, freezes, full disks (200)")
+    parser.add_argument("--kills", type=int, default=200, help="how many faults: kills, freezes, full disks (200)")
     parser.add_argument("--seed", type=int, default=0, help="of victims, moments and items (0)")
     parser.add_argument("--minutes", type=float, help="stop killing after that long, however many it were")
     parser.add_argument(
@@ -407,7 +407,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=list(WEIGHTS),
-        help="a blow not to strike; without ray, no job needs it",
+        help="a kind of fault to leave out; without ray, no job needs it",
     )
     parser.add_argument("--gateway-workers", type=int, default=2, help="processes of the gateway (2)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Looks at the view while everything is being killed: at every sample they must balance."""
+"""Reads the accounting while processes are being killed: at every sample it must balance."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ INTERVAL_S = 0.25
 
 
 class Sampler(threading.Thread):
-    """Reads the view over HTTP and from the database, again and again; keeps what does not balance."""
+    """Reads the accounting over HTTP and from the database, again and again; keeps what does not balance."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(name="sampler", daemon=True)
         self.plan = plan
         self.over_http = 0
         self.from_database = 0
-        self.after_blows = 0
+        self.after_faults = 0
         self.discrepancies: list[str] = []
         self._client = RolloutBufferClient(plan.url, timeout_s=5.0)
         self._end = threading.Event()
@@ -43,9 +43,9 @@ class Sampler(threading.Thread):
                 pass  # it is being killed: no answer is no sample
             self._read_database()
 
-    def look(self) -> None:
-        """Reads the accounting at once; for right after a blow."""
-        self.after_blows += self._read_database()
+    def read_now(self) -> None:
+        """Reads the accounting from the database, right after a fault."""
+        self.after_faults += self._read_database()
 
     def _read_database(self) -> bool:
         try:

@@ -37,6 +37,7 @@ from slime_plugins.rollout_buffer.types import Trajectory
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
 from tests.context_editing_player import LINE, call, request_for
 from tests.integration.conftest import engine_url_of
+from tests.row_log_probs import recorded_of
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
@@ -163,14 +164,6 @@ def log_probs_of(model: Any, tokens: Sequence[int]) -> list[float]:
     return [0.0, *(float(logits[at - 1, ids[0, at]]) for at in range(1, len(tokens)))]
 
 
-def trained_of(sample: Sample) -> list[tuple[int, float]]:
-    assert sample.loss_mask is not None
-    assert sample.rollout_log_probs is not None
-    start = len(sample.tokens) - sample.response_length
-    columns = enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True), start)
-    return [(at, log_prob) for at, (mask, log_prob) in columns if mask]
-
-
 @pytest.mark.parametrize("kind", ["sampled", "scored"])
 async def test_recomputed_log_probs_equal_the_recorded_ones(kind: str, tokenizer: Any, model: Any) -> None:
     trajectory = await played(kind, tokenizer)
@@ -179,11 +172,11 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(kind: str, tokenizer
     rows = delivered(trajectory)
     assert len(rows) == 3
     sampled = sum(len(generation.output_ids) for generation in trajectory.generations)
-    assert sum(len(trained_of(row)) for row in rows) == sampled
+    assert sum(len(recorded_of(row)) for row in rows) == sampled
     differences = []
     for row in rows:
         computed = log_probs_of(model, row.tokens)
-        differences += [abs(computed[at] - recorded) for at, recorded in trained_of(row)]
+        differences += [abs(computed[at] - recorded) for at, recorded in recorded_of(row)]
     assert len(differences) == sampled
     assert max(differences) < TOLERANCE
 

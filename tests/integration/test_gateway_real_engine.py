@@ -11,10 +11,8 @@ its model, and ``ROLLOUT_BUFFER_TEST_TORCH_PYTHON`` a Python that has torch and 
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -26,6 +24,7 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from tests.gateway_support import GatewayUnderTest, gateway_on, start_session_job
+from tests.row_log_probs import recomputed
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
@@ -41,18 +40,9 @@ if not (URL and MODEL):
 if sys.executable == PYTHON and importlib.util.find_spec("torch") is None:
     pytest.skip("there is no torch here, and ROLLOUT_BUFFER_TEST_TORCH_PYTHON names no Python", allow_module_level=True)
 
-TESTS = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-4
 FAR = 0.02
 """A difference in nats that rounding cannot make."""
-
-
-def recomputed(rows: list[list[int]]) -> list[list[float]]:
-    """What transformers computes in float32; entry ``at`` of a row is the log-prob of its token ``at``."""
-    command = [PYTHON, str(TESTS / "recompute_log_probs.py"), MODEL]
-    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False, timeout=1200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [[0.0, *row] for row in json.loads(done.stdout)]
 
 
 Ask = Callable[[GatewayUnderTest, Mapping[str, Any], list[Any]], Awaitable[str]]
@@ -96,8 +86,9 @@ async def test_every_trained_position_of_a_session_agrees_with_the_model(tmp_pat
         rows = pack_training_rows(generations)
         assert len(rows) == closed.body["branches"] == 3
         assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations)
-        true = recomputed([row.token_ids for row in rows])
-        wrong = recomputed([[*row.token_ids[:3], row.token_ids[3] + 1, *row.token_ids[4:]] for row in rows])
+        true = recomputed(PYTHON, MODEL, [row.token_ids for row in rows])
+        off_by_one_token = [[*row.token_ids[:3], row.token_ids[3] + 1, *row.token_ids[4:]] for row in rows]
+        wrong = recomputed(PYTHON, MODEL, off_by_one_token)
         worst = 0.0
         for row, computed, mistaken in zip(rows, true, wrong, strict=True):
             assert row.log_probs is not None

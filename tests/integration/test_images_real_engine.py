@@ -41,6 +41,7 @@ from tests.android_world_expert import expert_replies
 from tests.episode_requests import phone_episode, use_local_phones
 from tests.integration.conftest import engine_url_of
 from tests.prompt_faults import changing, retokenised
+from tests.row_log_probs import recorded_of
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(600)]
 
@@ -169,17 +170,9 @@ def worst_difference(
     return float(max(abs(float(computed[at - 1, ids[0, at]]) - recorded) for at, recorded in trained))
 
 
-def trained_of(sample: Sample) -> list[tuple[int, float]]:
-    assert sample.loss_mask is not None
-    assert sample.rollout_log_probs is not None
-    start = len(sample.tokens) - sample.response_length
-    columns = enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True), start)
-    return [(at, log_prob) for at, (mask, log_prob) in columns if mask]
-
-
 def difference_of(model: Any, sample: Sample) -> float:
     assert sample.multimodal_train_inputs is not None
-    return worst_difference(model, sample.tokens, sample.multimodal_train_inputs, trained_of(sample))
+    return worst_difference(model, sample.tokens, sample.multimodal_train_inputs, recorded_of(sample))
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +187,7 @@ async def test_recomputed_log_probs_equal_the_recorded_ones(mode: str, tokenizer
     for trajectory, rows in zip(trajectories, delivered(trajectories), strict=True):
         assert "prompt_tokens_mismatch" not in trajectory.extra_info
         sampled = sum(len(generation.output_ids) for generation in trajectory.generations)
-        assert sum(len(trained_of(row)) for row in rows) == sampled > 0
+        assert sum(len(recorded_of(row)) for row in rows) == sampled > 0
         assert len(rows) == (len(trajectory.generations) if mode == "history" else 1)
         for row in rows:
             assert not row.remove_sample, row.metadata["dummy_reason"]
@@ -214,7 +207,7 @@ async def test_recomputed_log_probs_equal_those_of_a_re_tokenising_engine(
         differing += body["extra_info"]["prompts"]["differing"]
         assert body["extra_info"]["prompts"]["unknown"] == 0
         sampled = sum(len(generation.output_ids) for generation in trajectory.generations)
-        assert sum(len(trained_of(row)) for row in rows) == sampled > 0
+        assert sum(len(recorded_of(row)) for row in rows) == sampled > 0
         assert max(difference_of(model, row) for row in rows) < TOLERANCE
     if mode == "history":
         return  # what was said is rendered again for every prompt: its tokens are the tokenizer's own
@@ -236,7 +229,7 @@ async def test_a_swapped_image_a_lost_newline_or_a_shifted_grid_would_be_seen(to
     """The check above can fail: each of these is one small mistake of the kind that it is there for."""
     trajectory, _ = await played("incremental", tokenizer)
     ((sample,),) = delivered([trajectory])
-    inputs, trained = dict(sample.multimodal_train_inputs or {}), trained_of(sample)
+    inputs, trained = dict(sample.multimodal_train_inputs or {}), recorded_of(sample)
     pixels, grid = inputs["pixel_values"], inputs["image_grid_thw"]
     first, second = (int(one.prod()) for one in grid[:2])
     swapped = torch.cat([pixels[first : first + second], pixels[:first], pixels[first + second :]])

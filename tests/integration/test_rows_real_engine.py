@@ -16,7 +16,6 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from tests.integration.conftest import BufferProcess, engine_url_of
 from tests.prompt_faults import changing, retokenised, unchanged, without_ids
+from tests.row_log_probs import recomputed, recorded_of
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.timeout(1800)]
 
@@ -110,24 +110,6 @@ def delivered(
     return list(record.samples)
 
 
-def recorded_of(sample: Sample) -> Recorded:
-    """The trained positions of a sample with the log-probs that came with them."""
-    assert sample.loss_mask is not None
-    assert sample.rollout_log_probs is not None
-    start = len(sample.tokens) - sample.response_length
-    columns = enumerate(zip(sample.loss_mask, sample.rollout_log_probs, strict=True), start)
-    return [(at, log_prob) for at, (mask, log_prob) in columns if mask]
-
-
-def recomputed(rows: Sequence[Sequence[int]]) -> list[list[float]]:
-    """What transformers computes in float32; entry ``at`` of a row is the log-prob of its token ``at``."""
-    command = [PYTHON, str(TESTS / "recompute_log_probs.py"), MODEL]
-    asked = json.dumps([list(map(int, row)) for row in rows])
-    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False, timeout=1200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [[0.0, *row] for row in json.loads(done.stdout)]
-
-
 def largest_difference(computed: Sequence[float], recorded: Recorded) -> float:
     return max(abs(computed[at] - log_prob) for at, log_prob in recorded)
 
@@ -143,7 +125,7 @@ def check(samples: Sequence[Sample], name: str) -> None:
     rows = [list(sample.tokens) for sample in samples]
     recorded = [recorded_of(sample) for sample in samples]
     off_by_one_token = [[*row[:3], row[3] + 1, *row[4:]] for row in rows]
-    computed_log_probs = recomputed([*rows, *off_by_one_token])
+    computed_log_probs = recomputed(PYTHON, MODEL, [*rows, *off_by_one_token])
     true, wrong = computed_log_probs[: len(rows)], computed_log_probs[len(rows) :]
     for sample, computed, mistaken, own in zip(samples, true, wrong, recorded, strict=True):
         assert sample.metadata["token_source"] == "generations"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.row_log_probs import recomputed
 from tests.slime_step.batches import (
     GENERATORS,
     Row,
@@ -143,11 +144,7 @@ def rows_seen(seen: Seen) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize("name", GENERATORS)
 def test_slimes_log_probs_are_those_of_the_model_itself(name: str, one_rank: dict[str, Seen], model: Path) -> None:
     rows = list(rows_seen(one_rank[name]))
-    program = Path(__file__).resolve().parents[1] / "recompute_log_probs.py"
-    tokens = json.dumps([row["tokens"] for row in rows])
-    said = subprocess.run([PYTHON, str(program), str(model)], input=tokens, capture_output=True, text=True, check=True)
-
-    for row, expected in zip(rows, json.loads(said.stdout), strict=True):
+    for row, expected in zip(rows, recomputed(PYTHON, str(model), [row["tokens"] for row in rows]), strict=True):
         assert row["log_probs"] == pytest.approx(expected[-row["response_lengths"] :], abs=1e-4)
 
 

@@ -266,12 +266,12 @@ def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> N
 @bounded
 @any_client
 @example([("on", 0, "go on"), ("name", 0, "go on")], 0)  # other messages, but the same ids
-def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves: Any, seed: int) -> None:
-    """C5: as many rows as there are turns that no other turn goes on from."""
+def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_continued(moves: Any, seed: int) -> None:
+    """C5: as many rows as there are turns that no other turn continues."""
     client = played(moves, seed)
     _, rows = rows_of(client)
     held = [([*sent.prompt_ids, *sent.output_ids], sent.images) for sent in client.sent]
-    gone_on_from: set[int] = set()
+    continued: set[int] = set()
     for at, sent in enumerate(client.sent):
         earlier = [
             (len(ids), index)
@@ -279,8 +279,8 @@ def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_gone_on_from(moves
             if sent.prompt_ids[: len(ids)] == ids and sent.images[: len(images)] == images
         ]
         if earlier:
-            gone_on_from.add(max(earlier)[1])
-    assert len(rows) == len(client.sent) - len(gone_on_from) == client.recording.branches()
+            continued.add(max(earlier)[1])
+    assert len(rows) == len(client.sent) - len(continued) == client.recording.branches()
 
 
 @bounded
@@ -314,17 +314,19 @@ def test_a_turn_that_did_not_reach_its_client_leaves_what_was_before_until_it_is
     keys = [digest([]), digest(TOOLS)]
     fingerprints = after.recording.fingerprints(conversation.messages, conversation.digests)
     found = [after.recording.find(key, fingerprints).turn for key in keys]
-    assert youngest not in found, "a turn that is forgotten is not gone on from"
+    assert youngest not in found, "a forgotten turn is not continued"
     assert after.recording.answered(youngest.request, is_retry=False) is youngest
     after.recording.note_sent(youngest, sent=True)
     assert after.recording.generations() == whole
-    assert after.recording.answered(youngest.request, is_retry=False) is None, "who has it wants another sample"
+    assert after.recording.answered(youngest.request, is_retry=False) is None, (
+        "a client with the reply wants another one"
+    )
     assert after.recording.answered(youngest.request, is_retry=True) is youngest
 
 
 @bounded
 @any_client
-def test_a_turn_that_is_gone_on_from_has_reached_its_client_whatever_was_noted_meanwhile(moves: Any, seed: int) -> None:
+def test_a_turn_that_is_continued_has_reached_its_client_whatever_was_noted_meanwhile(moves: Any, seed: int) -> None:
     recording = played(moves, seed).recording
     youngest = max(_turns(recording), key=lambda turn: turn.number)
     later = replace(youngest, parent=youngest, number=youngest.number + 1, from_start=False, sent=None, children=[])

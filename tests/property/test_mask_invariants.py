@@ -26,7 +26,7 @@ QUESTION = {"role": "user", "content": "And now?"}
 
 
 def drawn(count: int) -> settings:
-    """So many examples, whatever they are: templates draw what they like."""
+    """Settings of ``count`` examples, without Hypothesis's health checks."""
     return examples(count, suppress_health_check=list(HealthCheck))
 
 

@@ -47,7 +47,7 @@ TEXTS = st.lists(PIECES, max_size=14).map("".join)
 
 
 def drawn(count: int) -> settings:
-    """So many examples, whatever they are: templates draw what they like."""
+    """Settings of ``count`` examples, without Hypothesis's health checks."""
     return examples(count, suppress_health_check=list(HealthCheck))
 
 

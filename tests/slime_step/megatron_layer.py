@@ -55,7 +55,7 @@ class UnitOffsetNorm(torch.nn.Module):  # type: ignore[misc]  # torch is not loo
         self.weight, self.eps = torch.nn.Parameter(torch.zeros(hidden_size)), eps
 
     def forward(self, hidden: Any) -> Any:
-        """Returns what it was given, at a size of about one."""
+        """Scales to a root mean square of about one."""
         return hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
 
 

@@ -58,9 +58,9 @@ OF_QWEN3_5_VL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of one rollout, and slime's arguments that are other for this one.
+    """Rows of one rollout, and slime's arguments that differ for it.
 
-    They are lines as ``record_batches`` writes them, or the file that ``vision_rows`` makes, with tensors.
+    The rows are lines as ``record_batches`` writes them, or the file that ``vision_rows`` makes, with tensors.
     """
 
     name: str

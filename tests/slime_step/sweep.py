@@ -105,7 +105,7 @@ def lines_of(batch: str) -> list[dict[str, Any]]:
 
 
 def samples_of(case: Case, args: Namespace) -> list[Any]:
-    """Returns the batch as ``generate_rollout`` would hand it to slime, which it does not with dummies for some."""
+    """Returns the batch as ``generate_rollout`` hands it to slime; raises where it refuses dummies under ``args``."""
     groups: dict[int, dict[int, list[Any]]] = {}
     for row in lines_of(case.batch):
         sample = Sample(**{**row, "status": Sample.Status(row["status"]), "metadata": dict(row["metadata"])})

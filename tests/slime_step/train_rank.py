@@ -168,7 +168,7 @@ def changed(args: Namespace, changes: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def untouched_weights(actor: Any) -> Iterator[None]:
-    """Gives the model its weights back and the optimizer no memory of the batch."""
+    """Restores the weights of the model after the block, and clears the state of the optimizer."""
     before = weights_of(actor)
     yield
     with torch.no_grad():

@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.wire import decode_item
 from tests.loopback_buffer import probe_item
 
 START, END, PAD = 4086, 4087, 4088
-"""Of the demo tokenizer: around a picture, and its placeholder."""
+"""Ids of the demo tokenizer: the markers around a picture, and its placeholder."""
 TEXT = {
     "vocab_size": 4096,
     "hidden_size": 32,

@@ -1,4 +1,4 @@
-"""A generator for the crash test that needs a Ray cluster: an episode looks whether the one it was given is there."""
+"""A generator for the crash test that needs a Ray cluster: an episode checks that the one it was given answers."""
 
 from __future__ import annotations
 

@@ -109,6 +109,6 @@ def test_a_failure_of_engine_gateway_or_ray_that_costs_a_group_or_a_reward_is_fo
 ) -> None:
     tamper(view, "UPDATE jobs SET job_id = ?", SESSIONS_JOB)
     tamper(view, "UPDATE trajectories SET reward = slot % 2")
-    assert list(checks.nothing_ailed_sessions_and_devices(view)) == []
+    assert list(checks.no_fault_failed_a_session_or_device_group(view)) == []
     tamper(view, query)
-    assert any(says in sentence for sentence in checks.nothing_ailed_sessions_and_devices(view))
+    assert any(says in sentence for sentence in checks.no_fault_failed_a_session_or_device_group(view))
