@@ -1,6 +1,6 @@
 """A stand-alone evaluation: a task list, several samples of each task, and a report. ``rollout-buffer eval``.
 
-The task list becomes an evaluation job of a rollout buffer (one in the output folder, or a given one), whose runner
+The task list becomes an evaluation job of a rollout buffer (started in the output folder, or given), whose runner
 plays the tasks, retries failed attempts, and stores every trajectory. A sample is the trajectory that fills a slot. An
 evaluation that was interrupted or killed attaches to its job and continues with the open slots.
 """

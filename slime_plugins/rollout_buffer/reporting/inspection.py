@@ -128,14 +128,15 @@ class Inspection:
             where = f"FROM trajectories INDEXED BY {_LIST_INDEX} WHERE {' AND '.join(conditions)}"
             totals = dict(connection.execute(f"{_TOTALS} {where}", values).fetchone())
             low, high = totals["reward_min"], totals["reward_max"]
-            width = (high - low) / REWARD_BINS if totals["trajectories"] and high > low else 1.0
+            has_range = bool(totals["trajectories"] and high > low)
+            width = (high - low) / REWARD_BINS if has_range else 1.0
             # The highest reward belongs to the last bin, not to a bin of its own.
             binned = f"SELECT min(CAST((reward - ?) / ? AS INTEGER), ?) AS bin, count(*) AS times {where} GROUP BY bin"
-            counted = dict.fromkeys(range(REWARD_BINS if totals["trajectories"] and high > low else 1), 0)
+            counts = dict.fromkeys(range(REWARD_BINS if has_range else 1), 0)
             if totals["trajectories"]:
-                rows = connection.execute(binned, (low, width, len(counted) - 1, *values)).fetchall()
-                counted |= {row["bin"]: row["times"] for row in rows}
-        bins = list(counted.values()) if totals["trajectories"] else []
+                rows = connection.execute(binned, (low, width, len(counts) - 1, *values)).fetchall()
+                counts |= {row["bin"]: row["times"] for row in rows}
+        bins = list(counts.values()) if totals["trajectories"] else []
         return cast("TrajectorySummary", {**totals, "bin_width": width, "bins": bins})
 
     def keys_before(self, filters: TrajectoryFilters, cursor: int | None, limit: int) -> list[int]:

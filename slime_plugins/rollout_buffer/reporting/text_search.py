@@ -91,7 +91,7 @@ class _Needle:
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
-        # Bytes are lowered as ASCII only. " {" may be where message_texts joins a call's name and its arguments.
+        # Payload bytes are lowered as ASCII only, and message_texts joins a call's name and arguments with a space.
         occurs_verbatim = text.isascii() and " {" not in text
         # As a JSON string, and as a part of a call's arguments that are a JSON object.
         self._forms = {orjson.dumps(text)[1:-1].lower(), self._text.encode()} if occurs_verbatim else set()
