@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,19 +18,10 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port, free_ports
 from tests.held_sockets import HeldSockets
 from tests.processes import children_of, descendants, is_alive
+from tests.waiting import wait_until
 
 ROLLOUT_BUFFER = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
 """The command line."""
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "it") -> Any:
-    """Returns the condition's first true value."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
 def answers(url: str) -> bool:

@@ -21,8 +21,8 @@ from slime_plugins.rollout_buffer.devices.ray_cluster.pool import RayDevicePool
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
-from tests.integration.conftest import wait_until
 from tests.processes import descendants
+from tests.waiting import wait_until
 
 LOCAL_RAY = [sys.executable, "-m", "slime_plugins.rollout_buffer.supervisor.local_ray"]
 ON_RAY = [

@@ -17,8 +17,8 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.generator.android_world.emulator.ports import NO_ADB_SEARCH, is_free
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.integration.conftest import wait_until
 from tests.processes import process_table
+from tests.waiting import wait_until
 from tests.watchdog_device import make_sdk
 
 ADB = shutil.which("adb")

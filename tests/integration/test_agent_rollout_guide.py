@@ -26,7 +26,8 @@ from slime.rollout.agent_rollout import generate_agent_rollout, get_rollout_data
 from slime.utils.mask_utils import MultiTurnLossMaskGenerator
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -22,8 +22,9 @@ from slime_plugins.rollout_buffer.generator.android_world.device_factory import 
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests.android_world_player import SOLUTIONS
-from tests.integration.test_android_world_real import PYTHON, SETTING_UP, settings_of, until
+from tests.integration.test_android_world_real import PYTHON, SETTING_UP, settings_of
 from tests.simulated_phone_player import Player
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,7 +42,7 @@ def sdk() -> Iterator[SimulatedSdk]:
         sdk = make_simulated_sdk(Path(folder), python=PYTHON)
         words = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", SERIAL[-4:], "-grpc", "43666"]
         phone = subprocess.Popen(words, env=os.environ | {"ANDROID_AVD_HOME": str(sdk.avd_home)})
-        until(lambda: (sdk.devices / f"{SERIAL}.sock").exists())
+        wait_until(lambda: (sdk.devices / f"{SERIAL}.sock").exists())
         sdk.set_faults(SERIAL, Faults(dead_forwarder=True))
         yield sdk
         phone.terminate()

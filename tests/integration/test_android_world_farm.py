@@ -27,8 +27,9 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import Simulate
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import OtherReply, Script, engine_with, task_params
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.processes import processes_with
+from tests.waiting import wait_until
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
 pytestmark = [

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from slime_plugins.rollout_buffer.generator.android_world.config import AndroidW
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from tests.simulated_phone_player import SOLUTIONS, Player
+from tests.waiting import wait_until
 
 PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
 pytestmark = [
@@ -89,13 +90,6 @@ def emulators(sdk: SimulatedSdk) -> list[int]:
     return found
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_episodes_follow_one_another_and_are_scored_by_the_package(device: DeviceProcess) -> None:
     first = device.reset("SystemWifiTurnOff", 0)
     assert (first.goal, first.step_budget) == ("Turn wifi off.", 10)
@@ -132,20 +126,20 @@ def test_a_device_whose_emulator_died_says_so_without_being_called(device: Devic
     device.reset("SystemWifiTurnOff", 0)
     assert device.lost() == ""
     os.kill(int((sdk.avd_home / "slime_aw_0.avd" / "hardware-qemu.ini.lock").read_text()), signal.SIGKILL)
-    until(lambda: device.lost() == "the emulator's process has ended", 20)
+    wait_until(lambda: device.lost() == "the emulator's process has ended", 20)
 
 
 def test_a_devices_process_that_died_is_noticed_without_a_call(device: DeviceProcess, sdk: SimulatedSdk) -> None:
     assert device.lost() == ""
     os.kill(device._child.pid, signal.SIGKILL)
-    until(lambda: device.lost() == "the device's process is gone (exit code -9)", 20)
-    until(lambda: emulators(sdk) == [])
+    wait_until(lambda: device.lost() == "the device's process is gone (exit code -9)", 20)
+    wait_until(lambda: emulators(sdk) == [])
 
 
 def test_an_emulator_that_somebody_else_runs_is_attached_restored_and_left_running(sdk: SimulatedSdk) -> None:
     words = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", "5658", "-grpc", "43190"]
     emulator = subprocess.Popen(words, env=os.environ | {"ANDROID_AVD_HOME": str(sdk.avd_home)})
-    until(lambda: (sdk.devices / "emulator-5658.sock").exists())
+    wait_until(lambda: (sdk.devices / "emulator-5658.sock").exists())
     entry = {"serial": "emulator-5658", "restore": "apps", "console_port": 5658, "grpc_port": 43190}
     options = {"inventory": {"bench": entry}}
     device = create_device(settings_of(sdk, device="attached", device_options=options), 0)
@@ -273,7 +267,7 @@ def test_an_emulator_that_does_not_come_up_is_given_up_and_leaves_nothing(sdk: S
     sdk.fault_plan.set_boot_faults(faults)
     with pytest.raises(DeviceError, match="emulator"):
         create_device(settings_of(sdk, boot_timeout_s=8), 0)
-    until(lambda: emulators(sdk) == [])
+    wait_until(lambda: emulators(sdk) == [])
 
 
 def test_an_emulator_does_not_outlive_the_killed_process_that_owned_it(sdk: SimulatedSdk, tmp_path: Path) -> None:
@@ -286,7 +280,7 @@ def test_an_emulator_does_not_outlive_the_killed_process_that_owned_it(sdk: Simu
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    until(lambda: emulators(sdk) == [])
+    wait_until(lambda: emulators(sdk) == [])
 
 
 _OWNER = """
@@ -314,7 +308,7 @@ def test_two_devices_stand_side_by_side_with_an_adb_server_each(sdk: SimulatedSd
     finally:
         first.close()
         second.close()
-    until(lambda: emulators(sdk) == [])
+    wait_until(lambda: emulators(sdk) == [])
 
 
 def test_the_base_device_is_set_up_by_the_packages_own_set_up_and_then_cloned(sdk: SimulatedSdk) -> None:
@@ -356,7 +350,7 @@ def test_the_packages_own_launcher_connects_unmodified(sdk: SimulatedSdk) -> Non
     command = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", "5660", "-grpc", "43660"]
     emulator = subprocess.Popen(command, env=environment)
     try:
-        until(lambda: (sdk.devices / "emulator-5660.sock").exists())
+        wait_until(lambda: (sdk.devices / "emulator-5660.sock").exists())
         program = [PYTHON, "-c", _LAUNCHER, str(sdk.adb_path)]
         done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
         assert done.stdout.splitlines()[-1:] == ["(2400, 1080, 3) 1"], done.stderr[-2000:]

@@ -13,8 +13,9 @@ import requests
 
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, answers, wait_until
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, answers
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 

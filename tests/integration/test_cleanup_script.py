@@ -17,8 +17,8 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator import watchd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import CHECKOUT_MARK, DEVICE_MARK
-from tests.integration.conftest import wait_until
 from tests.processes import is_alive, start_ticks_of
+from tests.waiting import wait_until
 
 CHECKOUT = str(Path(__file__).resolve().parents[2])
 SCRIPT = Path(CHECKOUT) / "scripts" / "cleanup.sh"

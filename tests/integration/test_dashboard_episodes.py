@@ -14,8 +14,9 @@ import requests
 
 from rollout_buffer_lab.documents import generate
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.integration.test_dashboard_browser import Visit, browser, current
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

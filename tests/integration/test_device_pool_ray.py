@@ -33,10 +33,10 @@ from tests.android_world_expert import expert_replies, turn_of
 from tests.bad_adb import make_adb, set_devices
 from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode
-from tests.integration.conftest import wait_until
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
 from tests.processes import descendants, is_alive
+from tests.waiting import wait_until
 
 pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
 

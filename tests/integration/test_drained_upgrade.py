@@ -13,8 +13,9 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.state.recovery import recover
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import JobState
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.support import message_with_image, poll, slot_counts, uids, use_next_schema, write, written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

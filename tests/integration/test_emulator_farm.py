@@ -27,9 +27,10 @@ from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.adb_phone import HELD_TASKS
 from tests.android_world_expert import say
 from tests.android_world_script import engine_with
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.processes import processes_with
 from tests.unit.generator.android_world.test_avd_clones import write_overlay
+from tests.waiting import wait_until
 
 ADB = shutil.which("adb")
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,8 +25,9 @@ from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
-from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, scripted_engine, wait_until
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, scripted_engine
 from tests.processes import children_of, process_table
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 

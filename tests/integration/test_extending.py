@@ -16,8 +16,9 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import answers, wait_until
+from tests.integration.conftest import answers
 from tests.tutorial_page import read_page
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {("task_types", "dice"), ("scorers", "brief"), ("engines", "my_sglang"), ("commands", "dice-input")}

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import requests
 
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.small_disks import fill, make_read_only, mounted, mounted_ext4
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -22,8 +22,9 @@ from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
-from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, running, wait_until
+from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, running
 from tests.processes import children_of
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

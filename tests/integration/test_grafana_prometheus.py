@@ -17,8 +17,9 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import BufferProcess, answers
 from tests.support import written
+from tests.waiting import wait_until
 
 PROMETHEUS = os.environ.get("ROLLOUT_BUFFER_PROMETHEUS") or shutil.which("prometheus")
 pytestmark = [

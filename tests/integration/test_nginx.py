@@ -15,9 +15,10 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.integration.conftest import BufferProcess, answers, server_workers, wait_until
+from tests.integration.conftest import BufferProcess, answers, server_workers
 from tests.slow_clients import ATTACKS, under_attack
 from tests.support import written
+from tests.waiting import wait_until
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"

@@ -18,8 +18,9 @@ import pytest
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import DEVICE_MARK
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.processes import descendants, is_alive, process_table, processes_with
+from tests.waiting import wait_until
 from tests.watchdog_device import make_sdk, recorded
 
 DEVICE = "tests.watchdog_device:create_device"

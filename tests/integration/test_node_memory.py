@@ -16,9 +16,9 @@ import pytest
 
 from slime_plugins.rollout_buffer.devices.ray_cluster.pool import MANAGER_NAME, NAMESPACE, RayDevicePool
 from slime_plugins.rollout_buffer.errors import DeviceError
-from tests.integration.conftest import wait_until
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import ADDRESS, EMULATORS
+from tests.waiting import wait_until
 
 _WITH_MOUNTS_OF_ITS_OWN = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 """A command whose script may mount a file over /proc/meminfo, for itself alone."""

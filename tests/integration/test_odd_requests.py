@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.conftest import BufferProcess, server_workers, wait_until
+from tests.integration.conftest import BufferProcess, server_workers
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -12,8 +12,9 @@ import pytest
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.wire import RolloutItem
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.processes import is_alive, process_table
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

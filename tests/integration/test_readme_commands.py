@@ -14,8 +14,9 @@ import pytest
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.tutorial_page import read_page
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -19,9 +19,10 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, ChildRecords, ProcessIdentity
-from tests.integration.conftest import BufferProcess, answers, wait_until
+from tests.integration.conftest import BufferProcess, answers
 from tests.processes import children_of
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

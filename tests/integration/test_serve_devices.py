@@ -13,7 +13,8 @@ import pytest
 import requests
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from tests.integration.conftest import BufferProcess, wait_until
+from tests.integration.conftest import BufferProcess
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.large,

@@ -10,9 +10,10 @@ from functools import partial
 import pytest
 import requests
 
-from tests.integration.conftest import BufferProcess, answers, server_workers, wait_until
+from tests.integration.conftest import BufferProcess, answers, server_workers
 from tests.slow_clients import ATTACKS, under_attack
 from tests.support import written
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 ATTACK_S = 2.0

@@ -21,7 +21,8 @@ import requests
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
-from tests.integration.conftest import answers, wait_until
+from tests.integration.conftest import answers
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -17,12 +17,12 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9
 ENDLESS = "a: &a [*a]\n"
 
 
-def started(path: Path) -> Any:
+def refusal_of_start(path: Path) -> Any:
     result = CliRunner().invoke(app, ["start", str(path), "--url", "http://127.0.0.1:9"])
     raise ConfigError(" ".join(result.output.split()))
 
 
-READERS: list[Callable[[Path], Any]] = [config_sources.from_file, started]
+READERS: list[Callable[[Path], Any]] = [config_sources.from_file, refusal_of_start]
 
 
 @pytest.mark.timeout(30)

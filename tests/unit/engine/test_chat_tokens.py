@@ -171,7 +171,7 @@ LAST_SYSTEM_GOES_FIRST = (
     [(None, "system"), (SYSTEM_FIRST, "user"), (LAST_SYSTEM_GOES_FIRST, "user")],
     ids=["anywhere", "refused", "moved"],
 )
-def test_a_system_message_after_others_is_a_users_where_the_template_has_no_place_for_it(
+def test_a_late_system_message_is_written_as_the_users_where_the_template_has_no_place_for_it(
     template: str | None, role: str
 ) -> None:
     chat = chat_with(template or tokenizer.chat_template)

@@ -30,6 +30,7 @@ from slime_plugins.rollout_buffer.types import (
     SamplingParams,
     WeightVersionSpan,
 )
+from tests.waiting import until
 
 QUICK = EngineSettings(retry_timeout_s=20.0, deadline_s=40.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
@@ -135,12 +136,6 @@ def never() -> Callable[[], Awaitable[web.Response]]:
     return hold
 
 
-async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
-        while not is_so():  # noqa: ASYNC110 - what is awaited is a list that a server fills
-            await asyncio.sleep(0.005)
-
-
 class TestWhatIsSent:
     async def test_ids_and_sampling_parameters_go_in_sglangs_words(self) -> None:
         _, server = await play(answered([7]), request=turn(20, max_tokens=5, top_k=4, stop_token_ids=[9]))
@@ -172,7 +167,7 @@ class TestWhatIsSent:
             "data:image/jpeg;base64," + base64.b64encode(b"second").decode(),
         ]
 
-    async def test_no_tokens_left_needs_no_call(self) -> None:
+    async def test_a_turn_without_tokens_left_needs_no_call(self) -> None:
         reply, server = await play(request=turn(max_new_tokens=0))
         assert (reply.output_ids, reply.finish_reason, server.bodies) == ((), "length", [])
 
@@ -452,7 +447,7 @@ class TestTokenizer:
         port = unused_port()
         engine = SglangEngine(f"http://127.0.0.1:{port}", QUICK, tokenizer_probe=PROBE)
         first = asyncio.create_task(engine.generate(turn()))
-        await eventually(lambda: engine.is_away)
+        await until(lambda: engine.is_away)
         server = ScriptedSglang([answered([7])], tokenize_answers=[web.json_response({"tokens": [1]})])
         async with server.serving(port):
             await first
@@ -481,11 +476,11 @@ class TestLifetime:
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK)
             running = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: len(server.bodies) == 1)
+            await until(lambda: len(server.bodies) == 1)
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await running
-            await eventually(lambda: server.aborted == [server.bodies[0]["rid"]])
+            await until(lambda: server.aborted == [server.bodies[0]["rid"]])
             await engine.close()
 
     async def test_behind_a_router_every_worker_is_told_of_the_abort(self) -> None:
@@ -495,7 +490,7 @@ class TestLifetime:
             async with router.serving() as url:
                 engine = SglangEngine(url, QUICK)
                 running = asyncio.create_task(engine.generate(turn()))
-                await eventually(lambda: len(router.bodies) == 1)
+                await until(lambda: len(router.bodies) == 1)
                 running.cancel()
                 await asyncio.wait({running})
                 await engine.close()  # waits for the aborts under way
@@ -509,7 +504,7 @@ class TestLifetime:
             engine = SglangEngine(url, EngineSettings(deadline_s=0.2))
             with pytest.raises(EngineError, match=r"did not finish a turn within 0\.2 s"):
                 await engine.generate(turn())
-            await eventually(lambda: server.aborted == [server.bodies[0]["rid"]])
+            await until(lambda: server.aborted == [server.bodies[0]["rid"]])
             await engine.close()
 
     async def test_a_new_address_takes_over_turns_under_way(self) -> None:
@@ -517,7 +512,7 @@ class TestLifetime:
         async with old.serving() as old_url, new.serving() as new_url:
             engine = SglangEngine(old_url, QUICK)
             running = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: len(old.bodies) == 1)
+            await until(lambda: len(old.bodies) == 1)
             engine.set_base_url(new_url + "/")
             assert (await running).output_ids == (7,)
             assert engine.base_url == new_url
@@ -538,7 +533,7 @@ class TestLifetime:
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK)
             running = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: len(server.bodies) == 1)
+            await until(lambda: len(server.bodies) == 1)
             engine.set_base_url(url + "/")
             await asyncio.sleep(0.05)
             assert len(server.bodies) == 1
@@ -557,7 +552,7 @@ class TestLifetime:
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK)
             running = [asyncio.create_task(engine.generate(turn())) for _ in range(300)]
-            await eventually(lambda: len(server.bodies) == 300)
+            await until(lambda: len(server.bodies) == 300)
             gate.set()
             assert {reply.output_ids for reply in await asyncio.gather(*running)} == {(7,)}
             await engine.close()
@@ -591,7 +586,7 @@ class TestTheReport:
     async def test_an_engine_that_is_not_there_is_said_to_be_out_of_reach(self) -> None:
         engine = SglangEngine("http://127.0.0.1:9", EngineSettings(backoff_first_s=5.0))
         waiting = asyncio.create_task(engine.generate(turn()))
-        await eventually(lambda: bool(engine.report().message))
+        await until(lambda: bool(engine.report().message))
         report = engine.report()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
@@ -605,7 +600,7 @@ class TestTheReport:
         async with server.serving() as url:
             engine = SglangEngine(url, QUICK)
             going = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: len(server.bodies) == 2)
+            await until(lambda: len(server.bodies) == 2)
             report = engine.report()
             going.cancel()
             await asyncio.gather(going, return_exceptions=True)
@@ -617,7 +612,7 @@ class TestTheReport:
         async with server.serving() as url:
             engine = SglangEngine(url, EngineSettings(backoff_first_s=1.0))
             going = asyncio.create_task(engine.generate(turn()))
-            await eventually(lambda: bool(engine.report().message))
+            await until(lambda: bool(engine.report().message))
             assert engine.report().code is EngineTrouble.UPDATING
             reply = await going
             assert engine.report().code is EngineTrouble.NONE

@@ -1,4 +1,4 @@
-"""What is said of a gateway's job whose engine is gone: that it is the engine, for as long as it is."""
+"""What people are told of a gateway's job whose engine is gone: that it waits for the engine, until that is back."""
 
 from __future__ import annotations
 

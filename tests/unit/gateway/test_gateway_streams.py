@@ -15,6 +15,7 @@ import pytest
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError, StorageFullError
 from tests.gateway_support import GatewayUnderTest, counting_engine, gateway_on, start_session_job, tokenizer
+from tests.waiting import until
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "🙂"}}\n</tool_call>'
 REPLY = f"<think>\nI thínk 🙂.\n</think>\n\nI lóok.\n{CALL}"
@@ -344,14 +345,6 @@ async def test_a_streamed_response_is_a_previous_one(tmp_path: Path) -> None:
             client = gateway.client(opened)
             await client.responses.create(model="p", input="And?", previous_response_id=name)
         assert (await turns_of(gateway, opened)) == 4
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came")
 
 
 async def test_a_streamed_answer_that_could_not_be_sent_is_not_trained_and_is_given_to_a_repetition(

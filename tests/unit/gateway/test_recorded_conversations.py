@@ -1,4 +1,4 @@
-"""Conversations that real clients had with the gateway: each answer is the same again, and what is trained is it."""
+"""Conversations that real clients had with the gateway: each answer is given again, and it is what is trained."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ from tests.support import (
     write,
     written,
 )
+from tests.waiting import until
 
 Play = Callable[[EpisodeRequest], Any]
 
@@ -245,7 +246,7 @@ async def test_a_group_that_fails_whatever_still_comes_is_given_up_when_asked_to
     options = {"num_repeat_per_sample": 4, "max_attempts": 1, "stop_hopeless_groups": stop}
     job = start(real_time_buffer, count=1, **options)
     running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(play)))
-    await _when(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 2)
+    await until(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 2)
     if not stop:
         await asyncio.sleep(0.1)
         assert not running.done()
@@ -277,7 +278,7 @@ async def test_a_slot_that_is_given_up_before_it_began_holds_no_place(
     options = {"num_repeat_per_sample": 3, "max_attempts": 1, "stop_hopeless_groups": True, "num_process": 2}
     generator = ScriptedGenerator(play)
     running = asyncio.create_task(run(real_time_buffer, start(real_time_buffer, count=1, **options), generator))
-    await _when(lambda: generator.running == 2)
+    await until(lambda: generator.running == 2)
     ends[1].set()
     ends[0].set()
     await running
@@ -292,14 +293,14 @@ async def test_slots_that_an_earlier_runner_filled_do_not_count_as_given_up(real
         return 1.0 if episode.slot < 2 else await asyncio.Event().wait()
 
     stopped = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(fill_two)))
-    await _when(lambda: describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2})
+    await until(lambda: describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2})
     stopped.cancel()
     await asyncio.gather(stopped, return_exceptions=True)
 
     async def fill_one_of_two(episode: EpisodeRequest) -> Any:
         if episode.slot == 2:
             return DeviceError("broken")
-        await _when(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 1)
+        await until(lambda: describe_job(real_time_buffer.store, job)["attempts"].get("failed", 0) == 1)
         return 1.0
 
     await run(real_time_buffer, job, ScriptedGenerator(fill_one_of_two))
@@ -383,7 +384,7 @@ async def test_a_slow_member_is_waited_for_however_long_its_siblings_are_through
         return 0.0
 
     running = asyncio.create_task(run(buffer, job, ScriptedGenerator(lambda e: slow() if e.slot == 1 else 1.0)))
-    await _when(lambda: describe_job(buffer.store, job)["outcomes"] == {"completed": 1})
+    await until(lambda: describe_job(buffer.store, job)["outcomes"] == {"completed": 1})
     clock.advance(100_000)
     await asyncio.sleep(0.2)
     may_end.set()
@@ -426,14 +427,6 @@ async def test_a_member_that_filter_item_took_out_counts_as_filtered_and_a_dummy
     assert described["measures"]["bias"]["dummies"] == 0.125
 
 
-async def _when(condition: Callable[[], bool]) -> None:
-    for _ in range(3000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
 async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer: Buffer) -> None:
     job = start(real_time_buffer, count=1)
     release = asyncio.Event()
@@ -444,10 +437,10 @@ async def test_a_replaced_runner_stops_and_writes_nothing_more(real_time_buffer:
 
     old = ScriptedGenerator(lambda e: wait_for_release())
     old_run = asyncio.create_task(run(real_time_buffer, job, old))
-    await _when(lambda: old.running == 2)
+    await until(lambda: old.running == 2)
     new = ScriptedGenerator(by_slot)
     new_run = asyncio.create_task(run(real_time_buffer, job, new))
-    await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 2)
+    await until(lambda: real_time_buffer.job_by_key(job.key).fence == 2)
     release.set()
     await asyncio.gather(old_run, new_run)
     assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2}
@@ -484,7 +477,7 @@ async def test_a_plain_generator_that_still_runs_changes_nothing_in_a_job_that_a
     release = threading.Event()
     plain = {"create_generator": None, "run_rollout": lambda data: release.wait(60)}
     running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(by_slot), **plain))
-    await _when(lambda: real_time_buffer.job_by_key(job.key).fence == 1)
+    await until(lambda: real_time_buffer.job_by_key(job.key).fence == 1)
     if taken_over:
         real_time_buffer.begin_running(job.key)
     else:
@@ -526,7 +519,7 @@ async def test_new_groups_wait_while_the_trainer_is_behind(real_time_buffer: Buf
     job = start(real_time_buffer, count=6, num_process=2, **{limit: 2})
     generator = ScriptedGenerator(by_slot)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
+    await until(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
     await asyncio.sleep(0.2)
     assert slot_counts(real_time_buffer, job)["ready"] <= 6
     while not running.done():
@@ -548,7 +541,7 @@ async def test_with_a_lag_no_group_begins_that_the_trainer_would_get_too_late(re
         assert poll(real_time_buffer, job, weight_version=version) is not None
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     for version in range(3, 9):
-        await _when(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
+        await until(lambda: slot_counts(real_time_buffer, job)["ready"] >= 4)
         await asyncio.sleep(0.1)
         assert slot_counts(real_time_buffer, job)["ready"] == 4
         assert poll(real_time_buffer, job, weight_version=version, max_groups=2) is not None
@@ -573,7 +566,7 @@ async def test_groups_that_another_runner_began_go_on_although_there_is_room_for
         assert poll(real_time_buffer, job, weight_version=version) is not None
     real_time_buffer.begin_attempt(fence, groups[3], 0)  # begun out of turn, and its runner dies
     running = asyncio.create_task(run(real_time_buffer, job, ScriptedGenerator(by_slot)))
-    await _when(lambda: slot_counts(real_time_buffer, job)["ready"] == 2)
+    await until(lambda: slot_counts(real_time_buffer, job)["ready"] == 2)
     assert real_time_buffer.open_groups(job.key, after=(-1, -1), limit=4) == [groups[2]]
     assert poll(real_time_buffer, job, weight_version=3) is not None
     assert poll(real_time_buffer, job, weight_version=4) is None
@@ -599,11 +592,11 @@ async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buf
 
     generator = ScriptedGenerator(lambda e: held(e))
     running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: generator.running == 2)
+    await until(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id)
     assert describe_job(real_time_buffer.store, job)["attempts"]["running"] == 2
     release.set()
-    await _when(
+    await until(
         lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
     )
     await asyncio.sleep(0.2)
@@ -630,11 +623,11 @@ async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_
 
     generator = ScriptedGenerator(held)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
-    await _when(lambda: generator.running == 2)
+    await until(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id, stop=True)
-    await _when(lambda: generator.running == 0)
+    await until(lambda: generator.running == 0)
     assert sorted(cleaned_up) == [0, 1]
-    await _when(
+    await until(
         lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
     )
     release.set()

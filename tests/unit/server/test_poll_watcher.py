@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from slime_plugins.rollout_buffer.errors import UnavailableError
 from slime_plugins.rollout_buffer.server import poll_watcher
 from slime_plugins.rollout_buffer.server.poll_watcher import PollWatcher
+from tests.waiting import until
 
 
 class Database:
@@ -46,11 +47,6 @@ def watcher(database: Database) -> Iterator[PollWatcher]:
     found = PollWatcher(database.data_version)
     yield found
     found.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - what happens in a thread sets no event
-        await asyncio.sleep(0.002)
 
 
 async def test_a_commit_wakes_whom_it_concerns(watcher: PollWatcher, database: Database) -> None:
@@ -98,7 +94,7 @@ async def test_a_wait_ends_with_its_time(watcher: PollWatcher, database: Databas
     assert await database.wait(watcher, "poll", -1.0) is False
 
 
-async def test_many_wait_in_one_thread(watcher: PollWatcher, database: Database) -> None:
+async def test_hundreds_of_polls_wait_in_one_thread(watcher: PollWatcher, database: Database) -> None:
     before = threading.active_count()
     waiting = [asyncio.create_task(database.wait(watcher, f"poll{number}")) for number in range(200)]
     await until(lambda: len(set(database.looks)) == 200)
@@ -107,7 +103,7 @@ async def test_many_wait_in_one_thread(watcher: PollWatcher, database: Database)
     assert await asyncio.gather(*waiting) == [True] * 200
 
 
-async def test_there_is_room_for_so_many(
+async def test_no_more_polls_than_the_limit_have_room(
     watcher: PollWatcher, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poll_watcher, "MAX_WAITING", 1)

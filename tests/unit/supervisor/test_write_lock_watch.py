@@ -1,4 +1,4 @@
-"""Who holds the write lock and does not move is told from who works, or waits for the disk."""
+"""A holder of the write lock that hangs is told from one that works or waits for the disk."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def test_a_holder_that_has_not_moved_for_the_limit_is_stuck() -> None:
     assert watch(ASLEEP, ASLEEP, ASLEEP) == [False, False, True]
 
 
-def test_a_holder_that_computes_is_not() -> None:
+def test_a_holder_that_computes_is_not_stuck() -> None:
     assert watch(*(replace(ASLEEP, cpu_ticks=ticks) for ticks in range(5))) == [False] * 5
 
 
-def test_a_holder_that_waits_for_the_disk_is_not() -> None:
+def test_a_holder_that_waits_for_the_disk_is_not_stuck() -> None:
     assert watch(*[replace(ASLEEP, state="D")] * 5) == [False] * 5
 
 
-def test_one_process_after_the_other_is_not_one_that_is_stuck() -> None:
+def test_holders_that_follow_one_another_are_not_stuck() -> None:
     assert watch(*(replace(ASLEEP, pid=pid) for pid in range(5))) == [False] * 5
     assert watch(*[replace(ASLEEP, held_s=1.0)] * 5) == [False] * 5
     assert watch(ASLEEP, None, ASLEEP, ASLEEP) == [False] * 4

@@ -1,4 +1,4 @@
-"""Slimes of different age name what the rows of a trajectory share differently, and once not at all."""
+"""Versions of slime differ in the field that all rows of a trajectory share, and one version has none."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -40,6 +38,7 @@ from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Acti
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
+from tests.waiting import wait_until
 
 # ---- the device ------------------------------------------------------------------------------------------------------
 
@@ -301,17 +300,17 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER, *watchdog, *emulator], stdin=subprocess.PIPE, start_new_session=True
     )
-    _until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
+    wait_until(lambda: pid_file.exists() and pid_file.read_text().strip() != "")
     pid = int(pid_file.read_text())
-    _until(lambda: len(list(records.glob("[0-9]*-[0-9]*"))) == 2)
+    wait_until(lambda: len(list(records.glob("[0-9]*-[0-9]*"))) == 2)
     assert any(path.name.startswith(f"{pid}-") for path in records.iterdir())
     assert owner.stdin is not None
     if ends_by == "kill":
         owner.kill()
     owner.stdin.close()
     owner.wait()
-    _until(lambda: not Path(f"/proc/{pid}").exists())
-    _until(lambda: not list(records.iterdir()))
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    wait_until(lambda: not list(records.iterdir()))
 
 
 def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> None:
@@ -322,11 +321,11 @@ def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> Non
 
     def run_adb_server() -> None:
         with subprocess.Popen([sys.executable, "-c", script]) as adb_server:
-            _until(lambda: any(tmp_path.glob(f"{adb_server.pid}-*")))
+            wait_until(lambda: any(tmp_path.glob(f"{adb_server.pid}-*")))
             adb_server.kill()
 
     with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
-        _until(lambda: len(list(tmp_path.glob("[0-9]*-[0-9]*"))) == 2)
+        wait_until(lambda: len(list(tmp_path.glob("[0-9]*-[0-9]*"))) == 2)
         run_adb_server()
         run_adb_server()
         assert watchdog.stdin is not None
@@ -338,10 +337,3 @@ import subprocess, sys
 watchdog = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, start_new_session=True)
 sys.stdin.read()
 """
-
-
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

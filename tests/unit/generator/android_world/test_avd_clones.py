@@ -8,8 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
 from tests.processes import is_alive
+from tests.waiting import wait_until
 
 CLUSTER = 65536
 
@@ -153,7 +152,7 @@ def test_a_device_outlives_its_killed_worker_with_whoever_guards_its_emulator(ho
     with pytest.raises(DeviceError, match=f"in use by process {worker.pid} "):
         AvdOwnership(home, "clone_0", CHECKOUT)
     os.kill(guard, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{guard}").exists() or "Z" in Path(f"/proc/{guard}/stat").read_text().split()[2])
+    wait_until(lambda: not Path(f"/proc/{guard}").exists() or "Z" in Path(f"/proc/{guard}/stat").read_text().split()[2])
     AvdOwnership(home, "clone_0", CHECKOUT).release()
 
 
@@ -178,11 +177,11 @@ def test_a_copy_ends_with_the_worker_that_made_it(home: Path, monkeypatch: pytes
     imports = f"import sys; from pathlib import Path; from {avd_clones.__name__} import clone_avd"
     program = f"{imports}; clone_avd(Path(sys.argv[1]), 'Base', 'c')"
     worker = subprocess.Popen([sys.executable, "-c", program, str(home)])
-    until(lambda: log.exists() and (home / "pid").exists() and (home / "pid").read_text().strip() != "")
+    wait_until(lambda: log.exists() and (home / "pid").exists() and (home / "pid").read_text().strip() != "")
     copying = int((home / "pid").read_text())
     worker.kill()
     worker.wait()
-    until(lambda: not is_alive(copying))
+    wait_until(lambda: not is_alive(copying))
 
 
 def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> Path:
@@ -197,10 +196,3 @@ def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> P
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return log
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Instance
 from tests.android_world_expert import say
-from tests.integration.conftest import wait_until
+from tests.waiting import wait_until
 
 tokenizer = AutoTokenizer.from_pretrained(str(DEMO_TOKENIZER_PATH))
 ALL = "clock root sms accessibility"

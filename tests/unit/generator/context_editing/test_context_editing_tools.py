@@ -309,7 +309,7 @@ def test_a_line_that_cannot_be_played_is_refused(line: dict[str, Any]) -> None:
         ("C", ["a", "b"], 0.0),
     ],
 )
-def test_what_an_answer_is_worth(answer: str, label: Any, value: float) -> None:
+def test_an_answer_scores_by_the_table_for_its_label(answer: str, label: Any, value: float) -> None:
     read = read_label(label)
     assert read is not None
     assert score_answer(answer, read).value == pytest.approx(value)
