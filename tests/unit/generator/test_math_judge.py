@@ -30,24 +30,40 @@ TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_
 
 
 SCRIPTED = """
-import json, sys, time
+import json, os, signal, sys, time
 print('{"ready": true}', flush=True)
 for line in sys.stdin:
+    if os.path.exists(__file__ + ".kill"):
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.05)
     print(json.dumps({"equal": json.loads(line)["answer"] != "wrong"}), flush=True)
 """
 
 
+class KillSwitch:
+    """While it is set, each scripted judge process is killed by the first question that it reads."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def set(self) -> None:
+        self._file.touch()
+
+    def clear(self) -> None:
+        self._file.unlink()
+
+
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a judge process does without the library, which takes seconds of processor time to load."""
+def kill_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> KillSwitch:
+    """Scripts the judge: its process does not load the library, which takes seconds of processor time."""
     program = tmp_path / "judge_process.py"
     program.write_text(SCRIPTED, encoding="utf-8")
     monkeypatch.setattr(judge_module, "_PROGRAM", program)
+    return KillSwitch(tmp_path / "judge_process.py.kill")
 
 
 @pytest_asyncio.fixture
-async def scripted_judge(scripted: None) -> AsyncIterator[MathJudge]:
+async def scripted_judge(kill_switch: KillSwitch) -> AsyncIterator[MathJudge]:
     math_judge = MathJudge(processes=2)
     await math_judge.start()
     yield math_judge
@@ -106,48 +122,33 @@ async def test_a_judge_that_is_killed_turns_no_right_answer_into_a_wrong_one(scr
     assert await scripted_judge.are_equal("1/2", "2/4")
 
 
-class StubbornKiller:
-    """Kills whatever judge process appears, until it is stopped."""
-
-    async def __aenter__(self) -> StubbornKiller:
-        self._task = asyncio.create_task(self._kill())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _kill(self) -> None:
-        while True:
-            for pid in judge_pids():
-                os.kill(pid, signal.SIGKILL)
-            await asyncio.sleep(0.01)
-
-
-async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(scripted_judge: MathJudge) -> None:
-    async with StubbornKiller():
-        with pytest.raises(JudgeError, match="4 processes were tried") as failure:
-            await scripted_judge.are_equal("1/2", "2/4")
+async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(
+    scripted_judge: MathJudge, kill_switch: KillSwitch
+) -> None:
+    kill_switch.set()
+    with pytest.raises(JudgeError, match="4 processes were tried") as failure:
+        await scripted_judge.are_equal("1/2", "2/4")
     assert failure.value.code == "judge"
+    kill_switch.clear()
     assert await scripted_judge.are_equal("1/2", "2/4"), "a judge that failed once judges again"
 
 
-@pytest.mark.usefixtures("scripted")
-async def test_an_attempt_whose_judge_is_killed_has_no_reward() -> None:
+async def test_an_attempt_whose_judge_is_killed_has_no_reward(kill_switch: KillSwitch) -> None:
     generator = MathGenerator()
     engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=TOKENIZER)
     await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=1))
     request = episode_of("7", {"prompt": "What is 6 * 7?", "label": "42"}, max_new_tokens=200)
     try:
-        async with StubbornKiller():
-            with pytest.raises(JudgeError):
-                await generator.play(request)
+        kill_switch.set()
+        with pytest.raises(JudgeError):
+            await generator.play(request)
+        kill_switch.clear()
         assert (await generator.play(request)).reward == 1.0
     finally:
         await generator.close()
 
 
-@pytest.mark.usefixtures("scripted")
+@pytest.mark.usefixtures("kill_switch")
 async def test_a_judge_killed_while_it_starts_is_started_again() -> None:
     math_judge = MathJudge(processes=1)
     starting = asyncio.create_task(math_judge.start())
