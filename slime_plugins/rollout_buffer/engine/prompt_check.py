@@ -3,8 +3,8 @@
 Text is compared id by id. An image is one placeholder in the ids that were sent. In the ids that the engine ran it is a
 block of placeholders, of any length. An engine that decodes a prompt and tokenises the text again runs other ids than
 were sent (slime's SGLang patch does so with every prompt that holds an image, THUDM/slime#2388); training then uses the
-engine's ids. If an engine reports no ids, a prompt counts as unchanged if its decoded text encodes to the same ids,
-because tokenising it again would change nothing.
+engine's ids. If an engine reports no ids, the check is UNKNOWN; ``encodes_to_itself`` then says if tokenising the
+decoded prompt again would change nothing.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class PromptChecker:
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(block_lengths)))
         collapsed, block_lengths = _collapsed(ran, self.placeholder_id)
         if (blocks := len(block_lengths)) != image_count:
-            reason = (
-                f"the engine ran {blocks} blocks of image tokens for {image_count} images: they cannot be told apart"
-            )
+            reason = f"the engine ran {blocks} blocks of image tokens for {image_count} images, not a block for each"
             return CheckedPrompt(receipt=PromptReceipt(PromptCheck.DIFFERING, untrained_because=reason))
         receipt = PromptReceipt(PromptCheck.DIFFERING, sent, image_tokens=tuple(block_lengths))
         return CheckedPrompt(receipt=receipt, ran_ids=collapsed)

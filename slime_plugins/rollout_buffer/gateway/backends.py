@@ -58,8 +58,8 @@ class JobBackend:
         self.max_turns = _limit(settings.options, "max_turns")
         self.max_tokens_total = _limit(settings.options, "max_tokens_total")
         self._size_rule = size_rule_of(settings.tokenizer_path)
-        # The parameters of the library's method are reserved. A model's own class may override the method, as Kimi's
-        # does, and also name options of its template (``thinking``): the library's class is the last with the method.
+        # The parameters of transformers' own method are reserved. A model's class may override it with options of its
+        # template (Kimi's ``thinking``); transformers' class is the last in the MRO that defines the method.
         library: Any = [kind for kind in type(tokenizer).__mro__ if "apply_chat_template" in vars(kind)][-1]
         self._reserved = {"messages", *inspect.signature(library.apply_chat_template).parameters}
         """Arguments of ``apply_chat_template`` that a request must not set."""
@@ -211,8 +211,8 @@ class JobBackends:
         path = job.settings.tokenizer_path
         if not job.engine_url or not path:
             raise ConflictError(
-                f"job {job.job_id} takes no sessions: it needs remote_engine_url and tokenizer_path, which are "
-                "optional for an external job"
+                f"job {job.job_id} takes no sessions: sessions need remote_engine_url and tokenizer_path, "
+                "which an external job may be started without"
             )
         try:
             tokenizer = await self._tokenizer(path)

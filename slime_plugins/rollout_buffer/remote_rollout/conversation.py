@@ -1,4 +1,4 @@
-"""Renders the messages of either side as they were sent, and compares replies regardless of their form."""
+"""Renders messages of the trainer or the rollout server as prompt ids; compares replies regardless of their form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class CountMethod(StrEnum):
-    """How the prompt of a turn after the first is made, and thereby how the entered tokens are counted.
+    """How the prompt of a turn after the first is made, and thereby how the tokens that the server added are counted.
 
     Both methods give the same count, unless the tokenizer would encode the sampled text to other ids.
     """

@@ -42,8 +42,8 @@ class EngineWatch:
     async def complaint_of_prompts(self) -> str:
         """Waits for the engine, then returns why it does not run prompts exactly as sent; empty if it does.
 
-        For an engine that can never be probed it would wait forever: a start with ``exact_prompts: require`` is refused
-        for such an engine.
+        It would wait forever for an engine that can never be probed. A start with ``exact_prompts: require`` is
+        therefore refused for such an engine.
         """
         while (fidelity := await self._engine.probe_prompts()) is None:
             await self._engine.answers()  # if it does not answer, the breaker pauses the job

@@ -2,7 +2,7 @@
 
 All payloads written before one point in time are purged, and packs without referenced records are removed. The point is
 ``serve_settings.retain_delivered_s`` ago. It is earlier if an older trajectory is still to be delivered, or was
-delivered less than that time ago.
+delivered within the last ``retain_delivered_s``.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Purged:
 def purge(store: Store, *, now: float, retain_s: float) -> Purged:
     """Purges payloads older than ``retain_s``, but none still to be delivered, or delivered less than ``retain_s`` ago.
 
-    A screenshot is purged if no younger trajectory names it. A write that names a screenshot while it is being purged
-    fails as unavailable; the client repeats it with the screenshot.
+    A screenshot is purged if no kept trajectory and no stored turn may name it. A write that names a screenshot while
+    it is being purged fails as unavailable; the client repeats it with the screenshot.
     """
     payloads = images = 0
     more = True

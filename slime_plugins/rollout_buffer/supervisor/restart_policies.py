@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 
 MAX_CRASHES = 8
-"""Consecutive crashes of its runner, without a trajectory or minutes of work in between, after which a job fails."""
+"""Consecutive crashes after which a runner, whose job then fails, or Ray is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from slime_plugins.rollout_buffer.types import Image, Message
 IMAGE_URL_PREFIX = "sha256:"
 """A URL of this prefix and a hash names a stored image."""
 RECORDS_TYPE = "application/x-token-records"
-"""Media type of token records, which are stored and fetched like screenshots."""
+"""Media type of token records (routed experts, top-p ids), which are stored and fetched like screenshots."""
 _DATA_URI = re.compile(r"data:(image/(?:png|jpeg|webp));base64,", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MEDIA_TYPE_BY_MAGIC = (
@@ -55,7 +55,7 @@ def _take_image_out(part: Any, inline: dict[str, Image], hashes: dict[str, None]
     if url.startswith(IMAGE_URL_PREFIX):
         sha256 = url.removeprefix(IMAGE_URL_PREFIX)
         if not is_sha256(sha256):
-            raise InvalidPayloadError(f"{where}: an image is named sha256: and 64 digits in lower-case hex")
+            raise InvalidPayloadError(f"{where}: the URL of a stored image is sha256: and 64 lower-case hex digits")
         hashes[sha256] = None
     return part
 

@@ -72,7 +72,7 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 class WrittenItemBody(WrittenRecord, ItemFields):
     """A finished trajectory. Other keys are stored in `extra_info`, except near misspellings of these keys, which are
-    refused. `weight_version` belongs into each entry of `generations`, which accept no other keys."""
+    refused. `weight_version` belongs in each entry of `generations`; an entry with an unknown key is refused."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -87,9 +87,9 @@ class WrittenItemBody(WrittenRecord, ItemFields):
         ]
         | None
     ) = None
-    """`completed` by default."""
+    """By default `completed`, or `truncated` if `extra_info.finish_reason` is `length`."""
     stop_reason: Annotated[StopReason, Field(strict=False)] | None = None
-    """`stop` by default."""
+    """By default `stop`, or `max_tokens` if `extra_info.finish_reason` is `length`."""
     tools: list[Any] | None = None
     """Tools for the chat template; stored as `extra_info.tools`."""
 
@@ -108,7 +108,7 @@ class WrittenItemBody(WrittenRecord, ItemFields):
     @model_validator(mode="after")
     def _names_its_weights_where_its_tokens_are(self) -> WrittenItemBody:
         if (self.model_extra or {}).get("weight_version") is not None and not self.generations:
-            raise ValueError(".weight_version belongs into each of its generations, and it has none")
+            raise ValueError(".weight_version belongs in each entry of generations, and there is none")
         return self
 
     def stored_extra_info(self) -> dict[str, Any]:

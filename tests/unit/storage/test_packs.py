@@ -342,7 +342,7 @@ def test_an_item_may_name_images_that_were_put_before_and_no_others(buffer: Buff
 
     with pytest.raises(InvalidPayloadError, match="not stored: PUT them"):
         write(buffer, job, naming("a", shot(1).sha256))
-    with pytest.raises(InvalidPayloadError, match="64 digits"):
+    with pytest.raises(InvalidPayloadError, match="64 lower-case hex digits"):
         write(buffer, job, naming("a", "ABC"))
     assert buffer.payloads.store_image(shot(1))
     assert write(buffer, job, naming("a", shot(1).sha256)) == ["stored"]

@@ -41,7 +41,7 @@ def item(**changes: Any) -> dict[str, Any]:
             {"generations": [GENERATION, {**GENERATION, "latency": 3}]},
             r"generations\[1\]\.latency .* belong into extra_info",
         ),
-        ({"weight_version": 3}, r"item\.weight_version belongs into each of its generations, and it has none"),
+        ({"weight_version": 3}, r"item\.weight_version belongs in each entry of generations, and there is none"),
     ],
 )
 def test_a_misspelt_key_is_refused_with_what_was_meant(changes: dict[str, Any], says: str) -> None:

@@ -1,6 +1,7 @@
 """Android World episodes in slime's own rollout, without the buffer: ``--custom-generate-function-path``.
 
-slime calls ``generate(args, sample, sampling_params)`` for each member of a group, on one event loop. Episodes are
+slime calls ``generate_incremental`` or ``generate_history``, as the option names it, for each member of a group, on
+one event loop. Episodes are
 played by ``AndroidWorldGenerator`` with its pool, budgets and rewards. This file converts slime's arguments into a
 job's options, and trajectories into Samples like those of an agent rollout.
 
@@ -68,7 +69,7 @@ logger = logging.getLogger(__name__)
 SET_BY_THE_CLIENT = frozenset(
     {"max_new_tokens", "temperature", "top_p", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"}
 )
-"""Sampling parameters that do not go into ``SamplingParams.extra``: it has fields for three of them, and the engine's
+"""Sampling parameters that do not go into ``extra``: ``SamplingParams`` has fields for three of them, and the engine's
 client sets the others itself."""
 
 ATTEMPTS = 3
@@ -110,7 +111,7 @@ def build_env(
     *,
     kind: type[_Env] = AndroidWorldEnv,  # type: ignore[assignment]  # mypy takes no default for a type variable
 ) -> _Env:
-    """Returns slime's environment interface of a Sample's task, on a device of this process's pool.
+    """Returns slime's environment interface of a Sample's task, on a device of the running event loop's pool.
 
     Call it on the event loop that plays the episode. ``kind`` is the class of the environment.
 
@@ -129,7 +130,7 @@ def build_env(
 
 
 async def lend_device(args: Any, needs: frozenset[str] = frozenset()) -> LeasedDevice:
-    """Waits for a free device of this process's pool and returns it. The first call starts the pool.
+    """Waits for a free device of the running event loop's pool and returns it. The first call starts the pool.
 
     ``needs`` are the capabilities that the device must have. Its ``give_back`` returns it to the pool.
 
@@ -161,7 +162,7 @@ class _LoopResources:
         self._generators: dict[str, AndroidWorldGenerator] = {}
 
     def pool_for(self, settings: AndroidWorldSettings, args: Any) -> DevicePool:
-        """Returns the loop's only pool, which no generator closes. The host's settings are the same for every job."""
+        """Returns the loop's only pool, which no generator closes. Settings of later calls are ignored."""
         if self._pool is None:
             ray_address = buffer_attributes(args).rollout_buffer_ray_address or "auto"
             self._pool = create_device_pool(
@@ -345,7 +346,7 @@ def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Ima
     filled.metadata = {**(sample.metadata or {}), **row.metadata}
     filled.non_generation_time = row.non_generation_time
     execution = execution_of(sample)
-    # An agent rollout's index is a string, but slime made this sample, whose index is a number.
+    # The index of an agent rollout's Sample is a string; slime made this one, and its index is a number.
     set_execution(filled, sample.index if execution is None else execution)  # type: ignore[arg-type]  # see above
     filled.multimodal_train_inputs = row.multimodal_train_inputs
     filled.multimodal_inputs = {"images": list(images)} if images else None
@@ -356,7 +357,7 @@ def _copy_with_row(sample: Sample, row: Sample, images: Sequence[PillowImage.Ima
 
 
 def _failed(args: Any, sample: Sample, request: EpisodeRequest, error: EpisodeError) -> Sample:
-    """Returns an aborted Sample that is not trained, with two tokens, a mask of zeros, and the error."""
+    """Returns the Sample of a failed episode, which is not trained: with two tokens, a mask of zeros, and the error."""
     item = RolloutItem(
         uid=request.uid,
         instance_id=request.instance.instance_id,

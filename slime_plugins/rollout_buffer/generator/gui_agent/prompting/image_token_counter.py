@@ -1,8 +1,8 @@
 """Counts the tokens of an episode's screenshots, and compares the count with the engine's.
 
 The count is exact if the model's family and the screenshot's size are known; an estimate otherwise. If the engine's
-count differs, it is used from then on, and the difference is stored. For a known family, a difference means that the
-engine preprocesses images, or tokens, differently from the trainer.
+count differs, it is used from then on. The first difference from an exact count is kept in ``mismatch``: the engine
+resizes images differently from the trainer, or has another tokenizer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PromptMismatch:
 
 
 class ImageTokenCounter:
-    """Counts the tokens of one episode's images. ``mismatch`` is the first difference from the engine's count."""
+    """Counts the tokens of one episode's images. ``mismatch``: an exact count that differed from the engine's."""
 
     def __init__(self, family: ImageFamily | None, *, estimate: int) -> None:
         """``estimate`` is the count of an image of unknown family or size."""
