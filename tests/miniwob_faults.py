@@ -118,14 +118,10 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     pool = LocalDevicePool(load_settings({}).for_devices(), owner="faults")
     generator = MiniWobGenerator(pool)
     engine = FakeEngine(reply, tokenizer=tokenizer)
-    context = GeneratorContext(
-        job_id="faults",
-        engine=engine,
-        tokenizer=tokenizer,
-        concurrency=pages,
-        options={"miniwob": {"observation": "elements"}},
+    options = {"miniwob": {"observation": "elements"}}
+    await generator.start(
+        GeneratorContext(job_id="faults", engine=engine, tokenizer=tokenizer, concurrency=pages, options=options)
     )
-    await generator.start(context)
     room = asyncio.Semaphore(pages)
 
     async def episode(number: int) -> None:

@@ -19,7 +19,7 @@ import aiohttp
 import requests
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient, RolloutBufferClient, why_no_answer
-from slime_plugins.rollout_buffer.errors import BusyError, NotFoundError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import BusyError, DamagedError, NotFoundError, RolloutBufferError
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.trainer.settings import FeedSettings
 from slime_plugins.rollout_buffer.wire import RolloutData, StartReply
@@ -74,8 +74,8 @@ class RetriesUsedUpError(RolloutBufferError):
 class FailureTally:
     """Retry policy of one call: counts failures in a row and returns the delay before the next attempt.
 
-    Network errors, server errors (5xx), 429 and malformed replies are retried; other refusals (4xx) are raised at once.
-    ``max_failures`` None limits the time to ``MAX_OUTAGE_S`` instead.
+    Network errors, server errors (5xx), 429 and malformed replies are retried; other refusals (4xx) and damaged bytes
+    are raised at once. ``max_failures`` None limits the time to ``MAX_OUTAGE_S`` instead.
     """
 
     def __init__(self, what: str, max_failures: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -118,7 +118,9 @@ class FailureTally:
 
 def _is_retryable(error: Exception) -> bool:
     if isinstance(error, RolloutBufferError):
-        return isinstance(error, BusyError) or (error.http_status >= 500 and not isinstance(error, ValueError))
+        return isinstance(error, BusyError) or (
+            error.http_status >= 500 and not isinstance(error, DamagedError | ValueError)
+        )
     transient = (aiohttp.ClientError, requests.RequestException, TimeoutError, OSError, ValueError)
     return isinstance(error, transient) and not isinstance(error, aiohttp.InvalidURL | requests.exceptions.InvalidURL)
 

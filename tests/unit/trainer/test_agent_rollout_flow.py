@@ -24,7 +24,7 @@ from slime.rollout.agent_rollout import (
     start_rollout,
 )
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
-from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError, RequestError
+from slime_plugins.rollout_buffer.errors import ConfigError, DamagedError, GeneratorError, RequestError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.image_fetch import ImageFetcher
 from slime_plugins.rollout_buffer.trainer.job_feed import InputExhaustedError, JobEndedError, RetriesUsedUpError
@@ -252,6 +252,11 @@ def test_a_buffer_that_is_out_of_reach_is_an_error_after_a_while_without_any_num
         RetriesUsedUpError, match=r"start_rollout failed 201 times, .* no answer from the buffer: Connection refused$"
     ):
         tally.pause_after(ConnectionRefusedError(111, "refused"))
+
+
+def test_stored_bytes_that_are_damaged_are_not_asked_for_again() -> None:
+    with pytest.raises(DamagedError):
+        job_feed.FailureTally("trajectory", 20).pause_after(DamagedError("its bytes differ"))
 
 
 # --- the end of the input --------------------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ async def test_a_failed_task_that_ends_by_itself_costs_no_penalty_for_giving_up(
 ) -> None:
     monkeypatch.setattr(interaction_env, "PillowImage", Mock())  # the scripted screenshots are no pictures
     lease = TaskThatEnds()
-    lease.score = AsyncMock(return_value=0.0)  # type: ignore[method-assign]
+    lease.score = AsyncMock(return_value=0.0)  # type: ignore[method-assign]  # the task is not solved
     env = interaction_env.AndroidWorldEnv(
         task=Task(name="Solved", params_idx=3),
         acquire=AsyncMock(return_value=lease),
