@@ -58,9 +58,10 @@ def start_session_job(buffer: Buffer, n: int = 2, ids: Sequence[str] = ("a",), *
         "max_tokens": 256,
         **changes,
     }
-    instances = [Instance(instance_id=name, data={"instance_id": name, "question": f"of {name}"}) for name in ids]
+    lines = [{"instance_id": name, "question": f"of {name}", "answer": "5"} for name in ids]
+    instances = [Instance(instance_id=line["instance_id"], data=line) for line in lines]
     if ids:
-        body["instances"] = [dict(instance.data) for instance in instances]
+        body["instances"] = lines
     return buffer.start_job(parse(StartPayload, body), instances).job
 
 

@@ -5,9 +5,9 @@
     rollout-buffer serve --gateway-port 8890
     python examples/proxy/openai_agents.py --job JOB_ID [--stream]
 
-The job has task type ``external``, ``remote_engine_url`` and ``tokenizer_path``, and a ``question`` in each line, such
-as the one that ``openai_client.py`` starts. The SDK uses a client with the session's ``base_url``; its own tracing,
-which would upload the conversation, is off.
+The job has task type ``external``, ``remote_engine_url`` and ``tokenizer_path``; each of its lines has a ``question``
+and an ``answer``. ``openai_client.py`` starts such a job. The SDK uses a client with the session's ``base_url``; its
+own tracing, which would upload the conversation, is off.
 """
 
 from __future__ import annotations

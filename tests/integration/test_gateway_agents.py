@@ -117,7 +117,7 @@ async def test_the_tool_loop_of_the_example_is_one_row(tmp_path: Path, streamed:
         assert process.returncode == 0, complaints.decode()[-2000:]
         closed = json.loads(said.decode().splitlines()[-1])
         assert "The answer is 5." in said.decode()
-        assert (closed["turns"], closed["branches"]) == (2, 1)
+        assert (closed["turns"], closed["branches"], closed["reward"]) == (2, 1, 1.0)
         sent = [str(tokenizer.decode(request.input_ids)) for request in engine.requests]
         assert '"name": "add"' in sent[0]
         assert f"{CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\n5\n</tool_response>" in sent[1]

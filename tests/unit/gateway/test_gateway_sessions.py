@@ -83,7 +83,7 @@ async def test_sessions_take_the_slots_in_order_and_no_more_than_there_are(gatew
     job = start_session_job(gateway.buffer, n=2, ids=("a", "b"))
     opened = [await gateway.open(job) for _ in range(4)]
     assert [(one["instance_id"], one["slot"]) for one in opened] == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
-    assert opened[0]["instance"] == {"instance_id": "a", "question": "of a"}
+    assert opened[0]["instance"] == {"instance_id": "a", "question": "of a", "answer": "5"}
     fifth = await gateway.call("POST", "/sessions", {"job_id": job.job_id})
     assert (fifth.status, fifth.body["error"]["code"]) == (429, "busy")
 
