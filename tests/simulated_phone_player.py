@@ -1,4 +1,4 @@
-"""Plays the simulated phone's tasks by looking at screenshots: one written solution per task.
+"""Plays tasks of the simulated phone by looking at screenshots; AndroidWorld's own are solved in the same way.
 
 A solution sees the goal's parameters and the screen as ``read_screen`` reads it, and acts in the agent's 0..999
 coordinates, so that what it can do an agent can do too.
@@ -136,12 +136,6 @@ def _wifi_on_and_open(player: Player, params: Any) -> None:
     player.open(params["app_name"])
 
 
-def _open_from_home(player: Player, params: Any) -> None:
-    icon = player.screen.find_app(params["app_name"])
-    assert icon is not None
-    player.tap(icon.center)
-
-
 def _copy_to_clipboard(player: Player, params: Any) -> None:
     player.open("Clipper")
     player.fill("Text", params["clipboard_content"])
@@ -155,13 +149,10 @@ def _enter_timer(player: Player, params: Any) -> None:
         player.tap_button(digit)
 
 
-def _stopwatch(button: str) -> Solution:
-    def solve(player: Player, params: Any) -> None:
-        player.open("Clock")
-        player.tap_button("Stopwatch")
-        player.tap_button(button)
-
-    return solve
+def _start_stopwatch(player: Player, params: Any) -> None:
+    player.open("Clock")
+    player.tap_button("Stopwatch")
+    player.tap_button("Start")
 
 
 def _add_contact(player: Player, params: Any) -> None:
@@ -217,22 +208,6 @@ def _reply_to_latest(player: Player, params: Any) -> None:
     _reply_to(player, latest.text, params["message"])
 
 
-def _resend(player: Player, params: Any) -> None:
-    player.open("Simple SMS Messenger")
-    player.tap_row(params["name"])
-    message = " ".join(line.text for line in player.screen.texts if line.sent)
-    player.fill("Message", message)
-    player.tap_button("Send")
-
-
-def _send_received_address(player: Player, params: Any) -> None:
-    player.open("Simple SMS Messenger")
-    player.tap_row(params["name2"])
-    received = [line.text for line in player.screen.texts if line.role is TextRole.PRIMARY and not line.sent]
-    player.tap_icon("back")
-    _reply_to(player, params["name1"], " ".join(received))
-
-
 def _create_note(player: Player, params: Any) -> None:
     player.open("Markor")
     player.tap_icon("add")
@@ -251,11 +226,6 @@ def _create_note_from_clipboard(player: Player, params: Any) -> None:
     player.tap_button("Save")
 
 
-def _create_note_and_send(player: Player, params: Any) -> None:
-    _create_note(player, params)
-    _send_new(player, params)
-
-
 def _create_folder(player: Player, params: Any) -> None:
     player.open("Markor")
     player.tap_icon("add")
@@ -272,15 +242,6 @@ def _delete_row(player: Player, name: str) -> None:
 def _delete_note(player: Player, params: Any) -> None:
     player.open("Markor")
     _delete_row(player, params["file_name"])
-
-
-def _delete_newest_note(player: Player, params: Any) -> None:
-    player.open("Markor")
-    lines = player.screen.texts
-    names = [line.text for line in lines if line.role is TextRole.PRIMARY]
-    dates = [line.text for line in lines if line.role is TextRole.SECONDARY]
-    newest = names[dates.index("Oct 14, 2023 15:34")]
-    _delete_row(player, newest)
 
 
 def _delete_all_notes(player: Player, params: Any) -> None:
@@ -319,17 +280,6 @@ def _add_footer(player: Player, params: Any) -> None:
     player.tap_button("Save")
 
 
-def _add_header(player: Player, params: Any) -> None:
-    player.open("Markor")
-    player.tap_row(params["original_name"])
-    field = player.screen.find_field("Note")
-    assert field is not None
-    player.tap_icon("select_all")
-    player.type(f"{params['header']}\n\n{' '.join(field.lines)}")
-    player.tap_icon("back")
-    _rename(player, params["original_name"], params["new_name"])
-
-
 def _change_content(player: Player, params: Any) -> None:
     player.open("Markor")
     player.tap_row(params["original_name"])
@@ -366,53 +316,6 @@ def _record(player: Player, params: Any) -> None:
     player.tap_button("Save")
 
 
-def _answer_location(player: Player, params: Any) -> None:
-    player.open("Simple Calendar Pro")
-    player.tap_row(params["title"])
-    texts = [line.text for line in player.screen.texts]
-    player.answer(texts[texts.index("Location") + 1])
-
-
-def _answer_title_at_time(player: Player, params: Any) -> None:
-    player.open("Simple Calendar Pro")
-    player.answer(_title_at(player, params["date"], params["time"]))
-
-
-def _title_at(player: Player, date: str, time: str) -> str:
-    """Walks down the agenda: a day's header, then titles with their times."""
-    day, title = "", ""
-    for _ in range(4):
-        for line in player.screen.texts:
-            if line.role is TextRole.PRIMARY:
-                title = line.text
-            elif ", " in line.text:
-                day = line.text.split(", ", 1)[1]
-            elif day == date and line.text.startswith(f"{time} - "):
-                return title
-        player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 1300))
-    raise AssertionError(f"no event on {date} at {time}")
-
-
-def _answer_next(player: Player, params: Any) -> None:
-    player.open("Simple Calendar Pro")
-    player.answer(next(line.text for line in player.screen.texts if line.role is TextRole.PRIMARY))
-
-
-def _answer_any(player: Player, params: Any) -> None:
-    player.open("Simple Calendar Pro")
-    seen = {line.text for line in player.screen.texts}
-    player.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 700))
-    seen |= {line.text for line in player.screen.texts}
-    player.answer("yes" if any(text.endswith(f", {params['date']}") for text in seen) else "no")
-
-
-def _delete_event(player: Player, params: Any) -> None:
-    player.open("Simple Calendar Pro")
-    player.tap_row(params["title"])
-    player.tap_icon("delete")
-    player.tap_button("Delete")
-
-
 SOLUTIONS: dict[str, Solution] = {
     "SystemWifiTurnOn": _flip("Network & internet", "Wi-Fi"),
     "SystemWifiTurnOff": _flip("Network & internet", "Wi-Fi"),
@@ -422,29 +325,22 @@ SOLUTIONS: dict[str, Solution] = {
     "SystemBrightnessMin": _slide_brightness(to_right=False),
     "TurnOffWifiAndTurnOnBluetooth": _wifi_off_bluetooth_on,
     "TurnOnWifiAndOpenApp": _wifi_on_and_open,
-    "OpenAppTaskEval": _open_from_home,
     "SystemCopyToClipboard": _copy_to_clipboard,
     "ClockTimerEntry": _enter_timer,
-    "ClockStopWatchRunning": _stopwatch("Start"),
-    "ClockStopWatchPausedVerify": _stopwatch("Pause"),
+    "ClockStopWatchRunning": _start_stopwatch,
     "ContactsAddContact": _add_contact,
     "ContactsNewContactDraft": _draft_contact,
     "SimpleSmsSend": _send_new,
     "SimpleSmsReply": _reply,
     "SimpleSmsReplyMostRecent": _reply_to_latest,
-    "SimpleSmsResend": _resend,
     "SimpleSmsSendClipboardContent": _send_pasted,
-    "SimpleSmsSendReceivedAddress": _send_received_address,
     "MarkorCreateNote": _create_note,
     "MarkorCreateNoteFromClipboard": _create_note_from_clipboard,
-    "MarkorCreateNoteAndSms": _create_note_and_send,
     "MarkorCreateFolder": _create_folder,
     "MarkorDeleteNote": _delete_note,
-    "MarkorDeleteNewestNote": _delete_newest_note,
     "MarkorDeleteAllNotes": _delete_all_notes,
     "MarkorMoveNote": _move_within("Markor"),
     "MarkorEditNote": _add_footer,
-    "MarkorAddNoteHeader": _add_header,
     "MarkorChangeNoteContent": _change_content,
     "FilesDeleteFile": _delete_file,
     "FilesMoveFile": _move_within("Files"),
@@ -452,9 +348,4 @@ SOLUTIONS: dict[str, Solution] = {
     "CameraTakeVideo": _take_video,
     "AudioRecorderRecordAudio": _record,
     "AudioRecorderRecordAudioWithFileName": _record,
-    "SimpleCalendarLocationOfEvent": _answer_location,
-    "SimpleCalendarEventOnDateAtTime": _answer_title_at_time,
-    "SimpleCalendarNextEvent": _answer_next,
-    "SimpleCalendarAnyEventsOnDate": _answer_any,
-    "SimpleCalendarDeleteOneEvent": _delete_event,
 }

@@ -187,14 +187,6 @@ def test_sessions_live_through_kills_and_no_turn_that_was_answered_is_lost_or_sa
     assert repeats <= 3 * len(sessions), "more turns were repeated than the three kills interrupted"
 
 
-def test_a_taken_gateway_port_is_said_at_once(stand_in_engine: int, tmp_path: Path) -> None:
-    command = [*ROLLOUT_BUFFER, "serve", "--port", str(free_port()), "--data-dir", str(tmp_path / "other")]
-    command += ["--gateway-port", str(stand_in_engine)]
-    process = ChildProcess("serve", command, log_file=tmp_path / "taken.log")
-    assert wait_until(lambda: process.exit_code() is not None and process.exit_code(), what="its end") == 2
-    assert "--gateway-port" in process.log_tail()
-
-
 @pytest.fixture
 def alone(served: BufferProcess, tmp_path: Path) -> Iterator[tuple[BufferProcess, str, ChildProcess]]:
     port = free_port()

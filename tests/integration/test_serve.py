@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -130,25 +128,9 @@ def test_a_waiting_poll_gets_a_group_soon_after_it_is_complete(served: BufferPro
     assert sorted(latencies)[2] < 5
 
 
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_a_second_server_on_the_same_data_or_port_says_why_not(served: BufferProcess, tmp_path: Path) -> None:
-    buffer = served
-    same_data = run_cli("serve", "--port", "0", "--data-dir", str(buffer.folder / "data"))
-    assert same_data.returncode == 2
-    assert "another rollout-buffer serve uses" in " ".join(same_data.stderr.split())
-    same_port = run_cli("serve", "--port", str(buffer.port), "--data-dir", str(tmp_path / "other"))
-    assert same_port.returncode == 2
-    assert "give another --port" in " ".join(same_port.stderr.split())
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--host", "0.0.0.0"], "give --token-file"),
         (["--token-file", "/no/such/file"], "cannot be read"),
         (["--data-root", "/no/such/folder"], "is not an existing folder"),
         (["--workers", "0"], "workers"),

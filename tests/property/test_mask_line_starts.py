@@ -22,25 +22,8 @@ PIECES = st.one_of(
         ["\n", "\r", "\r\n", "\n\n", " ", "  ", "\t", "\x0b", "\x1c", "\x85", "\u00a0", "\u2028", "\u3000", ""]
     ),
     st.sampled_from(["<think>", "</think>", "<|im_end|>", "<|im_start|>", "<tool_call>", "<|im_"]),
-    st.sampled_from(
-        [
-            "'s",
-            "'S",
-            "don't",
-            "!?",
-            "...",
-            "/",
-            "42",
-            "a",
-            "word",
-            "é",
-            "e\u0301",
-            "\u0301",
-            "你好",
-            "\u1100\u1161",
-            "😀",
-        ]
-    ),
+    st.sampled_from(["'s", "'S", "don't", "!?", "...", "/", "42", "a", "word"]),
+    st.sampled_from(["é", "e\u0301", "\u0301", "你好", "\u1100\u1161", "😀"]),
     st.text(max_size=4),
 )
 TEXTS = st.lists(PIECES, max_size=14).map("".join)

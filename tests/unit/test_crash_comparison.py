@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,25 @@ class Run:
         self.stored["s1"].append(ids_of(text))
         self.trained[0][1].append(ids_of(text))
 
+    def cut_once_stored(self, told: str = "", *, by: str = "gateway") -> None:
+        """The reply to the request of step 1 is stored and trained, and cut when its agent was told so much of it."""
+        self.cut(1, told, by=by)
+        self.train(f"Step 1, {OTHER}: ls")
+
+    def cut_after_the_last_token(self, said: str) -> None:
+        self.cut(1, said)
+        self.sampled.append(said)
+
+    def cut_with_kills(self, **after_s: float) -> None:
+        """The request of step 1 is cut, and what is killed is killed so many seconds after that."""
+        self.cut(1, "")
+        self.kills = [{"at": self.replies[-1]["at"] + seconds, "kind": kind} for kind, seconds in after_s.items()]
+
+    def lose(self, *, stored: bool = False, status: str = "stored") -> None:
+        """The session is not trained."""
+        self.trained, self.stored = [], self.stored if stored else {}
+        self.session["status"] = status
+
     def compared(self) -> Comparison:
         engine, proxy = Journal(self.plan.path("engine.jsonl")), Journal(self.plan.path("proxy.jsonl"))
         for event in self.asked:
@@ -72,56 +92,23 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path)
 
 
-def nothing(run: Run) -> None:
-    pass
+Change = Callable[[Run], object]
+WELL: dict[str, Change] = {
+    "nothing happens": lambda run: None,
+    "cut before the first word": lambda run: run.cut(1, ""),
+    "cut in the middle of a stream": lambda run: run.cut(1, f"Step 1, {OTHER}: l"),
+    "cut after the last token": lambda run: run.cut_after_the_last_token(f"Step 1, {OTHER}: ls"),
+    "cut once it was stored": lambda run: run.cut_once_stored(f"Step 1, {OTHER}: ls"),
+    "cut once it was stored, before its first word": lambda run: run.cut_once_stored(),
+    "cut after its supervisor": lambda run: run.cut_with_kills(supervisor=-3.0),
+    "cut by its engine": lambda run: run.replies.append(
+        run.reply("Step 1, ", 0.5, answered=False, calls=[], error="the engine")
+    ),
+}
 
 
-def cut_before_the_first_word(run: Run) -> None:
-    run.cut(1, "")
-
-
-def cut_in_the_middle_of_a_stream(run: Run) -> None:
-    run.cut(1, f"Step 1, {OTHER}: l")
-
-
-def cut_after_the_last_token(run: Run) -> None:
-    run.cut(1, f"Step 1, {OTHER}: ls")
-    run.sampled.append(f"Step 1, {OTHER}: ls")
-
-
-def cut_once_it_was_stored(run: Run) -> None:
-    run.cut(1, f"Step 1, {OTHER}: ls")
-    run.train(f"Step 1, {OTHER}: ls")
-
-
-def cut_once_it_was_stored_before_its_first_word(run: Run) -> None:
-    run.cut(1, "")
-    run.train(f"Step 1, {OTHER}: ls")
-
-
-def cut_after_its_supervisor(run: Run) -> None:
-    run.cut(1, "")
-    run.kills = [{"at": run.replies[-1]["at"] - 3.0, "kind": "supervisor"}]
-
-
-def cut_by_its_engine(run: Run) -> None:
-    run.replies.append(run.reply("Step 1, ", 0.5, answered=False, calls=[], error="the engine"))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        nothing,
-        cut_before_the_first_word,
-        cut_in_the_middle_of_a_stream,
-        cut_after_the_last_token,
-        cut_once_it_was_stored,
-        cut_once_it_was_stored_before_its_first_word,
-        cut_after_its_supervisor,
-        cut_by_its_engine,
-    ],
-)
-def test_a_session_whose_requests_were_cut_and_then_answered_ended_well(run: Run, change: Any) -> None:
+@pytest.mark.parametrize("change", WELL.values(), ids=WELL)
+def test_a_session_whose_requests_were_cut_and_then_answered_ended_well(run: Run, change: Change) -> None:
     change(run)
     compared = run.compared()
     assert list(compared.findings()) == []
@@ -144,151 +131,87 @@ def test_a_session_that_failed_or_is_not_stored_did_not_end_well(run: Run, chang
 
 @pytest.mark.parametrize("status", ["failed", "HTTP 410: its group is closed"])
 def test_turns_of_a_session_that_was_given_up_are_dropped_by_rule(run: Run, status: str) -> None:
-    run.session |= {"problem": "it ended with 1: {}", "status": status}
-    run.stored, run.trained = {}, []
+    run.lose(status=status)
+    run.session["problem"] = "it ended with 1: {}"
     run.cut(2, "Step 2, ")
     compared = run.compared()
     assert list(compared.findings()) == []
     assert "it ended with 1; the gateway closed" in compared.cause(compared.sessions[0])
 
 
-def lose_a_session(run: Run) -> None:
-    run.stored, run.trained = {}, []
-
-
-def lose_a_session_whose_end_is_unknown(run: Run) -> None:
-    run.session["status"] = "ConnectionError"
-    lose_a_session(run)
-
-
-def lose_a_session_after_it_was_stored(run: Run) -> None:
-    run.trained = []
-
-
-def lose_a_session_that_its_agent_left(run: Run) -> None:
-    run.replies.append({**run.reply(f"Step 0, {OTHER}: ls", 0.0), "session": "s2"})
-
-
-def lose_a_turn(run: Run) -> None:
-    run.trained[0][1].pop()
-
-
-def lose_a_turn_in_the_database(run: Run) -> None:
-    run.stored["s1"].pop()
-
-
-def lose_a_turn_beside_one_that_was_cut(run: Run) -> None:
-    cut_in_the_middle_of_a_stream(run)
-    run.trained[0][1].pop(1)
-
-
-def lose_an_answered_turn_that_the_engine_did_not_end(run: Run) -> None:
-    run.replies.append(run.reply(f"Step 1, {OTHER}: ls", 0.5))
-
-
-def deliver_twice(run: Run) -> None:
-    run.trained *= 2
-
-
-def train_a_turn_twice(run: Run) -> None:
-    run.trained[0][1].append(ids_of(TEXTS[0]))
-
-
-def train_a_turn_in_two_sessions(run: Run) -> None:
-    run.trained.append(("s2", [ids_of(TEXTS[0])]))
-
-
-def store_a_turn_twice(run: Run) -> None:
-    run.stored["s1"].append(ids_of(TEXTS[0]))
-
-
-def train_other_tokens(run: Run) -> None:
-    run.trained[0][1][0] = ids_of(TEXTS[0] + " -l")
-
-
-def tell_another_text(run: Run) -> None:
-    run.replies[0]["text"] += " -l"
-
-
-def tell_another_text_before(run: Run) -> None:
-    run.replies.insert(0, run.reply(TEXTS[0] + " -l", 0.0))
-
-
-def store_other_tokens(run: Run) -> None:
-    run.stored["s1"][0] = ids_of(TEXTS[0] + " -l")
-
-
 def tell_another_call(run: Run) -> None:
     run.replies[0]["calls"][0][1] = '{"command":"rm"}'
 
 
-def train_what_nobody_asked_for(run: Run) -> None:
-    run.train(f"Step 1, {OTHER}: ls")
+def lose_a_turn_beside_one_that_was_cut(run: Run) -> None:
+    run.cut(1, f"Step 1, {OTHER}: l")
+    run.trained[0][1].pop(1)
 
 
 def train_two_turns_of_one_request(run: Run) -> None:
-    cut_once_it_was_stored_before_its_first_word(run)
+    run.cut_once_stored()
     run.train("Step 1, sample-eeeeeeeeeeee: ls")
 
 
-def train_what_its_agent_hung_up_on(run: Run) -> None:
-    run.cut(1, "", by="agent")
-    run.train(f"Step 1, {OTHER}: ls")
+OTHER_IDS = ids_of(TEXTS[0] + " -l")
+OTHER_REPLY = f"Step 1, {OTHER}: ls"
+FINDINGS: dict[str, tuple[Change, str]] = {
+    "a session is lost": (lambda run: run.lose(), "LOST: s1 is not trained"),
+    "its end is unknown": (lambda run: run.lose(status="ConnectionError"), "LOST: s1 is not trained: ConnectionError"),
+    "after it was stored": (lambda run: run.lose(stored=True), "LOST: s1 is stored and not trained"),
+    "its agent left it": (
+        lambda run: run.replies.append({**run.reply(f"Step 0, {OTHER}: ls", 0.0), "session": "s2"}),
+        "LOST: s2 has answered turns",
+    ),
+    "a turn is lost": (lambda run: run.trained[0][1].pop(), f"LOST: s1: {NAMES[2]} was answered and is not trained"),
+    "in the database": (lambda run: run.stored["s1"].pop(), f"LOST: s1: {NAMES[2]} was answered and is not stored"),
+    "beside one that was cut": (
+        lose_a_turn_beside_one_that_was_cut,
+        f"LOST: s1: {NAMES[1]} was answered and is not trained",
+    ),
+    "the engine did not end it": (
+        lambda run: run.replies.append(run.reply(OTHER_REPLY, 0.5)), f"LOST: s1: {OTHER} was answered"
+    ),
+    "the engine was not asked for it": (
+        lambda run: run.asked.pop(1), f"'{NAMES[1]}' was answered, and the engine was not asked"
+    ),
+    "a session is delivered twice": (lambda run: run.trained.extend(run.trained), "DOUBLED: s1"),
+    "a turn is trained twice": (
+        lambda run: run.trained[0][1].append(ids_of(TEXTS[0])), f"DOUBLED: {NAMES[0]} is trained 2 times"
+    ),
+    "in two sessions": (
+        lambda run: run.trained.append(("s2", [ids_of(TEXTS[0])])), f"DOUBLED: {NAMES[0]} is trained 2 times"
+    ),
+    "stored twice": (
+        lambda run: run.stored["s1"].append(ids_of(TEXTS[0])), f"DOUBLED: {NAMES[0]} is stored 2 times"
+    ),
+    "other tokens are trained": (
+        lambda run: run.trained[0][1].__setitem__(0, OTHER_IDS), "not trained as it was sampled"
+    ),
+    "other tokens are stored": (
+        lambda run: run.stored["s1"].__setitem__(0, OTHER_IDS), "other ids than it is stored with"
+    ),
+    "another text is told": (lambda run: run.replies[0].update(text=TEXTS[0] + " -l"), "its agent was told"),
+    "another text is told before": (
+        lambda run: run.replies.insert(0, run.reply(TEXTS[0] + " -l", 0.0)), "its agent was told"
+    ),
+    "another call is told": (tell_another_call, "its agent was told"),
+    "nobody asked for it": (lambda run: run.train(OTHER_REPLY), "are trained, and were not answered"),
+    "two turns of one request": (train_two_turns_of_one_request, "are trained, and were not answered"),
+    "its agent hung up": (lambda run: run.cut_once_stored(by="agent"), "are trained, and were not answered"),
+    "a session that was given up": (
+        lambda run: run.session.update(status="failed"), "was given up (failed) and is trained"
+    ),
+    "a session that nobody closed": (lambda run: run.trained.append(("s2", [])), "no agent closed it"),
+    "a connection closed without a kill": (
+        lambda run: run.cut_with_kills(engine=0.0, gateway=-3.0), "was not killed"
+    ),
+    "before its kill": (lambda run: run.cut_with_kills(gateway=3.0), "was not killed"),
+    "long after the supervisor's": (lambda run: run.cut_with_kills(supervisor=-7.0), "was not killed"),
+}  # fmt: skip
 
 
-def train_a_session_that_was_given_up(run: Run) -> None:
-    run.session["status"] = "failed"
-
-
-def train_a_session_that_nobody_closed(run: Run) -> None:
-    run.trained.append(("s2", []))
-
-
-def close_a_connection_without_a_kill(run: Run) -> None:
-    run.cut(1, "")
-    at = run.replies[-1]["at"]
-    run.kills = [{"at": at, "kind": "engine"}, {"at": at - 3.0, "kind": "gateway"}, {"at": at + 3.0, "kind": "gateway"}]
-
-
-def close_a_connection_long_after_the_supervisor(run: Run) -> None:
-    run.cut(1, "")
-    run.kills = [{"at": run.replies[-1]["at"] - 7.0, "kind": "supervisor"}]
-
-
-def answer_what_the_engine_was_not_asked_for(run: Run) -> None:
-    run.asked.pop(1)
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lose_a_session, "LOST: s1 is not trained"),
-        (lose_a_session_whose_end_is_unknown, "LOST: s1 is not trained: ConnectionError"),
-        (lose_a_session_after_it_was_stored, "LOST: s1 is stored and not trained"),
-        (lose_a_session_that_its_agent_left, "LOST: s2 has answered turns"),
-        (lose_a_turn, f"LOST: s1: {NAMES[2]} was answered and is not trained"),
-        (lose_a_turn_in_the_database, f"LOST: s1: {NAMES[2]} was answered and is not stored"),
-        (lose_a_turn_beside_one_that_was_cut, f"LOST: s1: {NAMES[1]} was answered and is not trained"),
-        (lose_an_answered_turn_that_the_engine_did_not_end, f"LOST: s1: {OTHER} was answered"),
-        (answer_what_the_engine_was_not_asked_for, f"'{NAMES[1]}' was answered, and the engine was not asked"),
-        (deliver_twice, "DOUBLED: s1"),
-        (train_a_turn_twice, f"DOUBLED: {NAMES[0]} is trained 2 times"),
-        (train_a_turn_in_two_sessions, f"DOUBLED: {NAMES[0]} is trained 2 times"),
-        (store_a_turn_twice, f"DOUBLED: {NAMES[0]} is stored 2 times"),
-        (train_other_tokens, "not trained as it was sampled"),
-        (tell_another_text, "its agent was told"),
-        (tell_another_text_before, "its agent was told"),
-        (store_other_tokens, "other ids than it is stored with"),
-        (tell_another_call, "its agent was told"),
-        (train_what_nobody_asked_for, "are trained, and were not answered"),
-        (train_two_turns_of_one_request, "are trained, and were not answered"),
-        (train_what_its_agent_hung_up_on, "are trained, and were not answered"),
-        (train_a_session_that_was_given_up, "was given up (failed) and is trained"),
-        (train_a_session_that_nobody_closed, "no agent closed it"),
-        (close_a_connection_without_a_kill, "was not killed"),
-        (close_a_connection_long_after_the_supervisor, "was not killed"),
-    ],
-)
-def test_what_does_not_balance_is_said(run: Run, change: Any, sentence: str) -> None:
+@pytest.mark.parametrize(("change", "sentence"), FINDINGS.values(), ids=FINDINGS)
+def test_what_does_not_balance_is_said(run: Run, change: Change, sentence: str) -> None:
     change(run)
     assert sentence in next(run.compared().findings())

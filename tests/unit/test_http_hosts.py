@@ -13,17 +13,8 @@ from slime_plugins.rollout_buffer.remote_rollout.settings import AgentSettings
 from tests.remote_rollout_serving import call, served
 
 OURS = [
-    "localhost",
-    "LocalHost:8889",
-    "127.0.0.1",
-    "127.0.0.1:1",
-    "127.8.8.8",
-    "0.0.0.0:8889",
-    "[::]",
-    "[::1]",
-    "[::1]:8889",
-    "a.localhost",
-    "buffer.lan:80",
+    *("localhost", "LocalHost:8889", "a.localhost", "buffer.lan:80"),
+    *("127.0.0.1", "127.0.0.1:1", "127.8.8.8", "0.0.0.0:8889", "[::]", "[::1]", "[::1]:8889"),
 ]
 THEIRS = [
     *("evil.example", "evil.example:8889", "localhost.evil.example", "127.0.0.1.nip.io"),

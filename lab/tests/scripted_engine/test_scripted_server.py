@@ -15,7 +15,6 @@ import orjson
 import pytest
 
 from rollout_buffer_lab.scripted_engine.generation import Generation, Pace
-from rollout_buffer_lab.scripted_engine.scripted_backend import image_token_count
 from rollout_buffer_lab.scripted_engine.server import running
 from rollout_buffer_lab.scripted_engine.settings import ScriptedEngineSettings
 from rollout_buffer_lab.sglang_routes.records import Sampled
@@ -321,19 +320,6 @@ class TestChat:
 
 
 class TestParts:
-    @pytest.mark.parametrize(
-        ("size", "tokens"),
-        [
-            ((270, 600), 152),
-            ((540, 1200), 646),
-            ((1080, 2400), 2550),
-            ((128, 256), 72),
-            ((64, 128), 72),
-        ],
-    )
-    def test_images_are_counted_as_qwen3_vl_counts_them(self, size: tuple[int, int], tokens: int) -> None:
-        assert image_token_count(png(size, 0, "1")) == tokens
-
     def test_tokens_appear_with_time_and_stand_still_while_frozen(self) -> None:
         now = [100.0]
         generation = Generation(Pace(latency_s=1.0, token_latency_s=0.5), "v1", clock=lambda: now[0])

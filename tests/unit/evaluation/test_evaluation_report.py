@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slime.rollout import agent_rollout_eval
+from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.evaluation import evaluate
+from slime_plugins.rollout_buffer.evaluation.plan import EngineFacts, EvaluationSettings, ask_engine
 from slime_plugins.rollout_buffer.evaluation.report import (
     SampleRecord,
     TaskRecord,
@@ -100,3 +107,64 @@ def test_weights_that_changed_are_never_called_one_version(versions: list[tuple[
     report = build_report(tasks, samples, samples_per_task=99, ks=[1], failed_attempts={}, complete=True)
     seen = {version for span in versions if span for version in span}
     assert ("changed during it" in report["weight_versions"]["message"]) is (len(seen) > 1)
+
+
+# --- the weights that sampled an episode -----------------------------------------------------------------------------
+
+
+class Stored:
+    """A client with one trajectory of two turns, sampled by versions 3 and 4."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def trajectory(self, uid: str, *, job_id: str) -> dict[str, Any]:
+        self.reads += 1
+        turns = [{"prompt_ids": [1], "output_ids": [2], "weight_version": version} for version in ("3", "4")]
+        return {"uid": uid, "generations": turns}
+
+
+@pytest.mark.parametrize(
+    ("oldest", "behind", "versions", "reads"),
+    [(None, None, None, 0), (3, 0, (3, 3), 0), (3, 2, (3, 4), 1), (3, None, (3, 4), 1)],
+)
+def test_turns_are_read_where_the_weights_had_moved(
+    oldest: int | None, behind: int | None, versions: tuple[int, int] | None, reads: int
+) -> None:
+    stored = Stored()
+    entry = {"uid": "u", "oldest_version": oldest, "versions_behind": behind}
+    assert evaluate._versions(cast("RolloutBufferClient", stored), "j", entry) == versions
+    assert stored.reads == reads
+
+
+def test_in_a_training_the_versions_of_a_set_are_counted() -> None:
+    def trajectory(*versions: str) -> list[Any]:
+        return [SimpleNamespace(weight_versions=list(versions))]
+
+    counted = agent_rollout_eval._weight_versions("set", [trajectory("3"), trajectory("3", "4"), trajectory()])
+    assert counted == {"eval/set-weight_versions": 2, "eval/set-spanning_a_change": 1}
+    assert agent_rollout_eval._weight_versions("set", [trajectory()]) == {}
+
+
+# --- the check of the engine -----------------------------------------------------------------------------------------
+
+
+def test_the_key_is_sent_also_where_netrc_has_a_password_for_every_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+
+    def send(_: object, request: requests.PreparedRequest, **__: Any) -> requests.Response:
+        sent.append(request.headers["Authorization"])
+        reply = requests.Response()
+        reply.status_code = 404
+        return reply
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    (tmp_path / "netrc").write_text("default login user password other\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    settings = EvaluationSettings(
+        output=tmp_path, task_type="t", tasks="", engine_url="http://h/v1", api="openai", model="m", api_key="key"
+    )
+    assert ask_engine(settings) == EngineFacts(model="m")
+    assert sent == ["Bearer key"]

@@ -21,27 +21,11 @@ from slime_plugins.rollout_buffer.types import Image
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "android_world"
 NAMED = (
-    "README.md",
-    "__init__.py",
-    "cleanup.sh",
-    "config.yaml",
-    "data/generate_tasks.py",
-    "data/task_list.txt",
-    "data/tasks.jsonl",
-    "env_android_world.py",
-    "env_pool.py",
-    "env_worker.py",
-    "multi_node_ray_start.sh",
-    "prompts.py",
-    "rollout.py",
-    "rollout_history.py",
-    "run_android_world.py",
-    "run_android_world.sh",
-    "run_android_world_history.sh",
-    "run_android_world_opt.sh",
-    "tests/test_env_pool.py",
-    "tests/test_imports.py",
-    "tests/test_rollout.py",
+    *("README.md", "__init__.py", "config.yaml", "cleanup.sh", "multi_node_ray_start.sh"),
+    *("env_android_world.py", "env_pool.py", "env_worker.py", "prompts.py", "rollout.py", "rollout_history.py"),
+    *("run_android_world.py", "run_android_world.sh", "run_android_world_history.sh", "run_android_world_opt.sh"),
+    *("data/generate_tasks.py", "data/task_list.txt", "data/tasks.jsonl"),
+    *("tests/test_env_pool.py", "tests/test_imports.py", "tests/test_rollout.py"),
 )
 
 

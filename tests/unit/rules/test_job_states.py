@@ -1,4 +1,4 @@
-"""Which groups a job has, and what a resumed trainer's skip list changes."""
+"""Which groups a job has, what a resumed trainer's skip list changes, and the states of both, which are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.rules.job_states import next_state
 from slime_plugins.rollout_buffer.rules.skip_list import KnownGroup, compare_with_skip_list
-from slime_plugins.rollout_buffer.types import GroupState, JobState
+from slime_plugins.rollout_buffer.types import AckResult, AttemptState, DeliveryState, GroupState, JobState, WriteStatus
 
 IDS = ["a", "b", "c"]
 
@@ -78,3 +78,30 @@ def test_a_verb_leads_to_its_state_and_changes_nothing_when_repeated() -> None:
     assert next_state(JobState.PAUSED, "cancel") is JobState.CANCELLED
     with pytest.raises(ConflictError, match="a job that is finished cannot be resumed"):
         next_state(JobState.FINISHED, "resume")
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("states", "spelling"),
+    [
+        (JobState, "running paused finished cancelled failed"),
+        (GroupState, "open ready leased delivered filtered failed skipped"),
+        (AttemptState, "running finished failed given_up"),
+        (DeliveryState, "leased acked popped expired"),
+        (AckResult, "acked expired unknown"),
+        (WriteStatus, "stored duplicate late"),
+    ],
+)
+def test_states_are_spelled_as_they_are_stored(states: type[GroupState], spelling: str) -> None:
+    assert [state.value for state in states] == spelling.split()
+
+
+@pytest.mark.parametrize("state", JobState)
+def test_only_a_failed_job_is_opened_again(state: JobState) -> None:
+    if state in (JobState.FAILED, JobState.RUNNING):
+        assert next_state(state, "reopen") is JobState.RUNNING
+    else:
+        with pytest.raises(ConflictError, match="cannot be reopened"):
+            next_state(state, "reopen")
