@@ -67,8 +67,6 @@ from slime_plugins.rollout_buffer.types import (
     WriteStatus,
 )
 
-CLOSE_FULL_GROUPS_INTERVAL_S = 5.0
-"""Interval of the search for full groups that are still open because the process that filled them died."""
 LOAD_TIMEOUT_S = 30.0
 """How long a start waits for the tokenizers of open sessions."""
 MODEL_NAME = "policy"
@@ -122,7 +120,6 @@ class Gateway:
         self.claims, self.turns = self.registry.claims, self.registry.turns
         self.backends = backends or JobBackends(buffer.job_settings)
         self._reconciler: asyncio.Task[None] | None = None
-        self._closed_full_groups_at = -math.inf
         self._beat_at = -math.inf
 
     async def start(self) -> None:
@@ -510,13 +507,14 @@ class Gateway:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Ends expired sessions and those of closed groups; stores the state of this process and of the engines; opens
-        the backends of jobs with sessions, closes unused ones; closes full groups."""
-        sessions = await self.registry.reconcile()
+        """Stores that this process lives, and the state of the engines; closes full groups; ends expired sessions and
+        those of closed groups; opens the backends of jobs with sessions, closes unused ones."""
         now = time.monotonic()
         if now - self._beat_at > GATEWAY.beats_every_s:
             await self.registry.beat()
+            await self.stored(self.claims.close_all_full_groups)
             self._beat_at = now
+        sessions = await self.registry.reconcile()
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
@@ -526,9 +524,6 @@ class Gateway:
         await self.backends.keep_only(jobs.keys() | job_keys)
         # Heartbeats and idle timeouts must not wait for a tokenizer.
         await self._open_backends(jobs.values(), job_keys, RECONCILE_INTERVAL_S)
-        if now - self._closed_full_groups_at > CLOSE_FULL_GROUPS_INTERVAL_S:
-            self._closed_full_groups_at = now
-            await self.stored(self.claims.close_all_full_groups)
 
     async def _store_engine_state(self, job_key: int, backend: JobBackend) -> None:
         if (report := backend.due_report()) is not None:

@@ -39,6 +39,8 @@ MAX_TOUCH_INTERVAL_S = 5.0
 EXPIRED, GROUP_CLOSED = "session_expired", "group_closed"
 """Error codes of attempts whose session has expired, or whose group was closed before."""
 STORE_THREADS = 4
+ENDED_TOGETHER = 64
+"""Number of sessions that are ended at once, in common transactions; their transcripts are in memory at that time."""
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -239,22 +241,25 @@ class SessionRegistry:
         for session in tuple(self._sessions.values()):
             if session.name not in open_now and not session.closing.locked():
                 await self.refresh(session)
-        for session_id, stored in open_now.items():
-            session_here = self._sessions.get(session_id)
-            if session_here is not None and session_here.closing.locked():
-                continue
-            expiry = self._expiry(stored, session_here, now)
-            if not stored.takes_turns or expiry:
-                ending = await self.find(session_id)
-                if isinstance(ending, Session) and stored.takes_turns:
-                    await self.end_without_reward(ending, EXPIRED, f"has expired: {expiry}", given_up=False)
-                elif isinstance(ending, Session):
-                    await self.end(ending)
+        due = [one for one in open_now.items() if self._expiry(*one, now)]
+        for start in range(0, len(due), ENDED_TOGETHER):
+            await asyncio.gather(*(self._end_due(*one, now) for one in due[start : start + ENDED_TOGETHER]))
         return open_now
 
-    def _expiry(self, stored: OpenSession, session: Session | None, now: float) -> str:
-        """Returns why a session expires now; empty if it does not. ``session`` is None in a process that has not used
-        it."""
+    async def _end_due(self, session_id: str, stored: OpenSession, now: float) -> None:
+        session, expiry = await self.find(session_id), self._expiry(session_id, stored, now)
+        if isinstance(session, Session) and expiry and stored.takes_turns:
+            await self.end_without_reward(session, EXPIRED, f"has expired: {expiry}", given_up=False)
+        elif isinstance(session, Session) and expiry:
+            await self.end(session)
+
+    def _expiry(self, session_id: str, stored: OpenSession, now: float) -> str:
+        """Returns why a session must end now; empty if it must not, also while it is being closed."""
+        session = self._sessions.get(session_id)
+        if session is not None and session.closing.locked():
+            return ""
+        if not stored.takes_turns:
+            return "its group is closed"
         if now - stored.started_at > self._settings.session_timeout_s:
             return f"it was open for more than {self._settings.session_timeout_s:g} s"
         # Another process may be about to touch the session.

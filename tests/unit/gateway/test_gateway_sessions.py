@@ -8,7 +8,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -477,6 +477,27 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     assert gateway.buffer.count_trajectories(job.key) == 0
     assert slot_counts(gateway.buffer, job)["open"] == 1
     assert (await gateway.open(job))["attempt"] == 2
+
+
+async def test_many_sessions_that_expire_at_once_end_in_few_transactions(
+    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One transaction each would hold up heartbeats: without them the groups of other sessions time out."""
+    job = start_session_job(gateway.buffer, n=100)
+    for _ in range(100):
+        await gateway.open(job, idle_timeout_s=60)
+    age_sessions(gateway, 61)
+    store, sizes = gateway.buffer.store, list[int]()
+    commit_each = store.commit_each
+
+    def count(works: Sequence[Any]) -> list[Any]:
+        sizes.append(len(works))
+        return commit_each(works)
+
+    monkeypatch.setattr(store, "commit_each", count)
+    await gateway.gateway.reconcile()
+    assert slot_counts(gateway.buffer, job)["open"] == 100
+    assert len(sizes) < 10
 
 
 async def test_a_time_without_a_gateway_does_not_count_as_idle(gateway: GatewayUnderTest) -> None:
