@@ -58,7 +58,7 @@ def _with_names(explanations: Sequence[Explanation], job: JobSnapshot) -> list[E
 
 def explain_service(supervisor_age_s: float | None, broken_generators: Mapping[str, str]) -> list[Explanation]:
     """Returns explanations of the whole buffer; none if it is healthy."""
-    explanations = [] if _is_alive(supervisor_age_s) else [_no_supervisor(supervisor_age_s)]
+    explanations = [_no_supervisor(supervisor_age_s)] if SUPERVISOR.is_silent(supervisor_age_s) else []
     return explanations + [
         Explanation(
             code="broken_generator",
@@ -80,8 +80,8 @@ def _ended(job: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="nothing_delivered",
             severity=Severity.STOPPED,
-            message=f"The job is over and gave nothing to train on: {_text(job.cause)}.",
-            advice=_WHY_FILTERED,
+            message=f"The job has ended, and no group could be delivered: {_text(job.cause)}.",
+            advice=_why_dropped(job, GroupState.FILTERED),
         )
     elif job.state is JobState.FINISHED:
         yield Explanation(
@@ -91,18 +91,21 @@ def _ended(job: JobSnapshot) -> Iterator[Explanation]:
             advice="" if waiting else "Nothing more will come. Start another job, or this one with fresh: true.",
         )
     elif job.state is JobState.CANCELLED:
+        again = (
+            "" if job.cause.code is CauseCode.SUPERSEDED else " Starting the same job with fresh: true begins again."
+        )
         yield Explanation(
             code="cancelled",
             severity=Severity.ENDED,
-            message=f"The job was {_cancelled(job.cause)}: {_final_counts(job)}.{left}",
-            advice="What was finished is kept. Starting the same job with fresh: true begins again.",
+            message=f"The job was {_cancelled(job.cause)}. Its groups: {_final_counts(job)}.{left}",
+            advice=f"Its trajectories are kept.{again}",
         )
     elif job.state is JobState.FAILED:
         yield Explanation(
             code="failed",
             severity=Severity.STOPPED,
             message=f"The job failed{_because(job.cause)}.{left}",
-            advice="Fix the cause, then start the same job again: it begins again with what failed and what is open."
+            advice="Fix the cause, then start the same job again: it continues, and its failed groups are open again."
             + _where_shown(job),
         )
 
@@ -129,7 +132,7 @@ _FINAL = (GroupState.DELIVERED, GroupState.FILTERED, GroupState.FAILED, GroupSta
 
 
 def _halted(job: JobSnapshot) -> Iterator[Explanation]:
-    if not _is_alive(job.supervisor_age_s):
+    if SUPERVISOR.is_silent(job.supervisor_age_s):
         yield _no_supervisor(job.supervisor_age_s)
     if job.state is JobState.PAUSED:
         yield _paused(job)
@@ -138,7 +141,12 @@ def _halted(job: JobSnapshot) -> Iterator[Explanation]:
     elif not job.has_runner:
         yield from _external(job)
     elif (limit := _limit_reached(job)) is not None:
-        yield _backpressure(job, limit)
+        yield Explanation(
+            code="backpressure",
+            severity=Severity.WAIT,
+            message=f"No new group begins: {limit}.",
+            advice=_poll_advice(job),
+        )
 
 
 def _paused(job: JobSnapshot) -> Explanation:
@@ -175,12 +183,7 @@ def _nothing_open(job: JobSnapshot) -> Iterator[Explanation]:
             advice=_poll_advice(job),
         )
     elif not job.has_input:
-        yield Explanation(
-            code="external_waits",
-            severity=Severity.WAIT,
-            message=f"The job is filled from outside, and {_last_item(job)}.",
-            advice="Post items to /buffer/write, or cancel the job when nothing more comes.",
-        )
+        yield _external_waits(job)
     else:
         yield Explanation(
             code="closing", severity=Severity.OK, message="Every group is closed; the job is about to end."
@@ -189,37 +192,31 @@ def _nothing_open(job: JobSnapshot) -> Iterator[Explanation]:
 
 def _external(job: JobSnapshot) -> Iterator[Explanation]:
     if not (job.running_attempts or _recent(job.trajectory_age_s)) and job.engine.code is EngineTrouble.NONE:
-        yield Explanation(
-            code="external_waits",
-            severity=Severity.WAIT,
-            message=f"It is filled from outside: {_waiting(job.count(GroupState.OPEN))} for items, {_last_item(job)}.",
-            advice="Look at the program that writes to /buffer/write.",
-        )
+        yield _external_waits(job)
 
 
-def _last_item(job: JobSnapshot) -> str:
-    if job.trajectory_age_s is None:
-        refused = f": {_were(job.refused_items, 'item')} refused" if job.refused_items else ""
-        return f"nothing was written yet{refused}"
-    return f"its last item was written {_span(job.trajectory_age_s)} ago"
+def _external_waits(job: JobSnapshot) -> Explanation:
+    groups = f" {_waiting(open_groups)} for items." if (open_groups := job.count(GroupState.OPEN)) else ""
+    refused = f": {_were(job.refused_items, 'item')} refused" if job.refused_items else ""
+    age_s = job.trajectory_age_s
+    last = f"no item was stored yet{refused}" if age_s is None else f"the last item was stored {_span(age_s)} ago"
+    return Explanation(
+        code="external_waits",
+        severity=Severity.WAIT,
+        message=f"Programs fill this job, and {last}.{groups}",
+        advice="Look at the program that writes to /buffer/write. If nothing more comes, cancel the job.",
+    )
 
 
 def _limit_reached(job: JobSnapshot) -> str | None:
-    """Returns the setting that prevents new groups until the trainer takes ready groups; None if none does."""
+    """Returns what prevents new groups until the trainer takes ready groups or trains; None if nothing does."""
     ready, waiting = job.count(GroupState.READY), job.count(GroupState.READY, GroupState.LEASED)
     if job.max_groups_ready is not None and ready >= job.max_groups_ready:
-        return "max_groups_ready"
-    return "max_groups_ahead" if job.max_groups_ahead is not None and waiting >= job.max_groups_ahead else None
-
-
-def _backpressure(job: JobSnapshot, limit: str) -> Explanation:
-    return Explanation(
-        code="backpressure",
-        severity=Severity.WAIT,
-        message=f"{_waiting(job.count(GroupState.READY, GroupState.LEASED))} for the trainer, the most that {limit} "
-        "allows: no new group begins.",
-        advice=_poll_advice(job),
-    )
+        return f"{_waiting(ready)} for the trainer, and max_groups_ready is {job.max_groups_ready}"
+    if job.max_groups_ahead is not None and waiting >= job.max_groups_ahead:
+        return f"{_waiting(waiting)} to be fetched or acknowledged, and max_groups_ahead is {job.max_groups_ahead}"
+    held = job.lag_reached and not job.running_attempts
+    return f"it would be trained with a lag of more than {job.max_weight_version_lag} weight versions" if held else None
 
 
 def _poll_advice(job: JobSnapshot) -> str:
@@ -241,8 +238,8 @@ def _data_quality(job: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.ATTENTION,
             message=f"{_were(job.stale_groups, 'group')} dropped as stale: the weights were more than "
             f"{job.max_weight_version_lag} versions behind the newest{newest}.",
-            advice="With staleness_policy: admit, groups that would become too old are not begun, and none is dropped. "
-            "Or set max_groups_ready lower, so that fewer groups wait, or raise max_weight_version_lag.",
+            advice="With staleness_policy: admit, a runner begins no group that would become too old, and none is "
+            "dropped; flag only names them in meta_info. A larger max_weight_version_lag needs fresh: true.",
         )
     if job.gives_up_slow_members:
         yield Explanation(
@@ -268,17 +265,18 @@ def _data_quality(job: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="outlier_versions",
             severity=Severity.ATTENTION,
-            message=f"{_were(job.outlier_versions, 'weight version')} far beyond the others; the last was "
+            message=f"{_were(job.outlier_versions, 'reported weight version')} far beyond the others; the last was "
             f"{job.outlier_version}. They are ignored: no group is stale because of them.",
             advice="A weight version counts the trainer's updates. Is it a timestamp?",
         )
     if job.refused_items:
+        outside = "reward_out_of_range" in job.last_refusal
+        wider = ", or start the job with a wider reward_range and fresh: true" if outside else ""
         yield Explanation(
             code="refused_items",
             severity=Severity.STOPPED if _only_refused(job) else Severity.ATTENTION,
             message=f"{_were(job.refused_items, 'item')} refused. The last was answered {job.last_refusal[:300]}",
-            advice="Fix the program that writes the items"
-            + (", or start the job with a wider reward_range." if "reward_out_of_range" in job.last_refusal else "."),
+            advice=f"Fix the program that writes the items{wider}.",
         )
 
 
@@ -292,9 +290,9 @@ def _missing_members(missing: MissingMembers) -> Explanation:
     return Explanation(
         code="members_missing",
         severity=Severity.ATTENTION,
-        message=f"{missing.trained} of {missing.submitted} members are trained: {missing.given_up} were given up when "
-        f"their group was closed, {missing.failed} failed for good; {missing.dummies} dummies replace missing members."
-        f"{_how_long_they_took(missing)}{_what_they_earned(missing)}",
+        message=f"{missing.trained} of {missing.submitted} members were delivered; {missing.given_up} were given up "
+        f"when their group was closed, {missing.failed} failed for good, and {missing.dummies} are replaced by dummies "
+        f"or copies.{_how_long_they_took(missing)}{_what_they_earned(missing)}",
         advice="Given up: leave group_timeout_seconds out, or have the program write in time. Failed: rollout-buffer "
         "attempts JOB says why; where they are only slow, raise attempt_timeout_seconds.",
     )
@@ -304,14 +302,15 @@ def _how_long_they_took(missing: MissingMembers) -> str:
     if missing.seconds is None or missing.seconds_of_trained is None:
         return ""
     slow = f" (p = {missing.p_value:.1g}): the slow are trained less" if missing.are_slow else ""
-    return f" The missing had played {missing.seconds:.3g} s, the trained {missing.seconds_of_trained:.3g} s{slow}."
+    mean, mean_of_delivered = missing.seconds, missing.seconds_of_trained
+    return f" On average the missing had played {mean:.3g} s, the delivered {mean_of_delivered:.3g} s{slow}."
 
 
 def _what_they_earned(missing: MissingMembers) -> str:
     if missing.reward_of_trained is None or missing.reward_of_known is None:
         return ""
-    known = f"of all members whose reward is known {missing.reward_of_known:.3f}; that of the missing is unknown"
-    return f" Mean reward: of the trained {missing.reward_of_trained:.3f}, {known}."
+    known = f"of all members whose reward is known {missing.reward_of_known:.3f}"
+    return f" Mean reward: of the delivered {missing.reward_of_trained:.3f}, {known}."
 
 
 def _prompts(job: JobSnapshot) -> Iterator[Explanation]:
@@ -330,9 +329,10 @@ def _prompts(job: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="prompts_unknown",
             severity=Severity.ATTENTION,
-            message=f"{_were(counts.untrained, 'turn')} not trained, of {turns}: it is unknown what the engine ran.",
-            advice="SGLang 0.5.13 or later reports it (return_prompt_token_ids). untrained_because of a generation's "
-            "prompt_receipt says why its turn is not trained.",
+            message=f"{_were(counts.untrained, 'turn')} not trained, of {turns}: the ids that the engine ran are "
+            "unknown or do not fit.",
+            advice="SGLang 0.5.13 or later reports them (return_prompt_token_ids). untrained_because of a "
+            "generation's prompt_receipt says why its turn is not trained.",
         )
     if counts.extra_tokens > MAX_EXTRA_SHARE * counts.row_tokens:
         share = counts.extra_tokens / counts.row_tokens
@@ -347,7 +347,8 @@ def _prompts(job: JobSnapshot) -> Iterator[Explanation]:
 
 def _stuck_weights(job: JobSnapshot, stuck: StuckWeights) -> Explanation:
     bound = job.max_weight_version_lag
-    exceeded = "" if bound is None else f" The job's limit of {bound} versions of lag is not kept."
+    effect = "cannot be met by new episodes" if stuck.who is StuckCounter.ENGINE else "has no effect"
+    of_limit = "" if bound is None else f" The job's limit of {bound} versions of lag {effect}."
     if stuck.who is StuckCounter.ENGINE:
         message = (
             f"The engine's weight version stands still: the trainer is at {stuck.trainers_version}, and {stuck.count} "
@@ -369,7 +370,7 @@ def _stuck_weights(job: JobSnapshot, stuck: StuckWeights) -> Explanation:
         message = f"The age of the tokens is unknown: none of the newest {stuck.examined} episodes names a version."
         advice = "Does the engine report weight_version in the meta_info of its replies, as SGLang does?"
     return Explanation(
-        code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{exceeded}", advice=advice
+        code="weights_stand_still", severity=Severity.ATTENTION, message=f"{message}{of_limit}", advice=advice
     )
 
 
@@ -378,12 +379,13 @@ def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
     if job.cause.code in (CauseCode.ATTEMPTS_FAILED, CauseCode.NO_GROUP_READY):
         return  # the explanation of the ended job says it already
     if _nothing_kept(job):
+        state = max(GroupState.FILTERED, GroupState.FAILED, key=job.count)
         yield Explanation(
             code="nothing_kept",
             severity=Severity.STOPPED,
-            message=f"Nothing reaches the trainer: of {_closed(job)} closed groups {_given_up(job)}."
-            f"{_most_frequent_cause(job, max(GroupState.FILTERED, GroupState.FAILED, key=job.count))}",
-            advice=_WHY_FILTERED,
+            message=f"Nothing reaches the trainer: of {_closed(job)} closed groups {_final_counts(job)}."
+            f"{_most_frequent_cause(job, state)}",
+            advice=_why_dropped(job, state),
         )
         return
     if failed := job.count(GroupState.FAILED):
@@ -391,8 +393,8 @@ def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
             code="failed_groups",
             severity=Severity.ATTENTION,
             message=f"{_were(failed, 'group')} given up as failed.{_most_frequent_cause(job, GroupState.FAILED)}",
-            advice="rollout-buffer groups JOB --state failed says why for each. Starting the same job again does not "
-            "play them; a job that failed as a whole begins again with them.",
+            advice=f"{_why_dropped(job, GroupState.FAILED)} Starting the same job again does not play them, unless the "
+            "job itself has failed; retry_given_up: true does for an evaluation.",
         )
     closed = _closed(job)
     if (filtered := job.count(GroupState.FILTERED)) > job.stale_groups:
@@ -402,11 +404,15 @@ def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
             severity=Severity.ATTENTION if most else Severity.OK,
             message=f"{_were(filtered, 'group')} filtered, of {closed} that are closed."
             f"{_most_frequent_cause(job, GroupState.FILTERED)}",
-            advice=_WHY_FILTERED if most else "",
+            advice=_why_dropped(job, GroupState.FILTERED) if most else "",
         )
 
 
-_WHY_FILTERED = "rollout-buffer groups JOB says why for each. Is the input too easy, or too hard, for this policy?"
+def _why_dropped(job: JobSnapshot, state: GroupState) -> str:
+    most = job.most_frequent_causes.get(state)
+    of_rewards = most is not None and most.cause.code is CauseCode.NOT_VALID
+    question = " Is the input too easy, or too hard, for this policy?" if of_rewards else ""
+    return f"rollout-buffer groups JOB --state {state.value} says why for each.{question}"
 
 
 def _nothing_kept(job: JobSnapshot) -> bool:
@@ -420,14 +426,9 @@ def _closed(job: JobSnapshot) -> int:
     return sum(job.count(state) for state in GroupState if state is not GroupState.OPEN)
 
 
-def _given_up(job: JobSnapshot) -> str:
-    states = (GroupState.FILTERED, GroupState.FAILED)
-    return _joined([f"{job.count(state)} {state.value}" for state in states if job.count(state)])
-
-
 def _most_frequent_cause(job: JobSnapshot, state: GroupState) -> str:
     most = job.most_frequent_causes.get(state)
-    return "" if most is None else f" The most frequent cause, of {most.count}: {_text(most.cause)}."
+    return "" if most is None else f" The most frequent cause ({most.count} of them): {_text(most.cause)}."
 
 
 # --- a job that should move ------------------------------------------------------------------------------------------
@@ -567,11 +568,10 @@ _WHERE_ERRORS_ARE = "rollout-buffer attempts JOB shows each error, its traceback
 _TASKS_BY_NAME = ("android_world", "miniwob")
 _FAILURE_ADVICE = {
     "attempt_timeout": "Does play() hang? Where episodes really take this long, raise attempt_timeout_seconds.",
-    "engine_away": _AWAY,
     "engine": "Ask the engine itself: its log says why it refuses.",
     "environment_setup": "The input line, or what it names, cannot be played: correct the input.",
     "judge": "The judge crashed or did not answer, so there is no reward. Is the memory used up?",
-    "generator": "Fix the generator's file and start the job again: it is read again.",
+    "generator": "Fix the generator's file, then start the job with fresh: true: a job in play does not read it again.",
 }
 
 
@@ -616,7 +616,7 @@ def _starting(job: JobSnapshot) -> Explanation:
         return Explanation(
             code="starting",
             severity=Severity.WAIT,
-            message=f"The job began {_span(job.began_s)} ago; its runner is loading the tokenizer and finding devices.",
+            message=f"The job began {_span(job.began_s)} ago; its runner is starting: tokenizer, engine, devices.",
             advice="Give it two minutes.",
         )
     return Explanation(
@@ -639,10 +639,6 @@ def _no_supervisor(age_s: float | None) -> Explanation:
         message=f"The supervisor is not alive ({seen}): no episodes are played, and new jobs are refused.",
         advice="Start rollout-buffer serve on the same --data-dir: it continues where it was.",
     )
-
-
-def _is_alive(age_s: float | None) -> bool:
-    return not SUPERVISOR.is_silent(age_s)
 
 
 def _recent(age_s: float | None) -> bool:

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
 from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers, SlowLoss, missing_members, slow_loss
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckWeights
 from slime_plugins.rollout_buffer.state.runner_reports import prompt_findings_of, report_of_job
-from slime_plugins.rollout_buffer.state.staleness import stuck_weights_of
+from slime_plugins.rollout_buffer.state.staleness import admission_state, stuck_weights_of
 from slime_plugins.rollout_buffer.storage.data_dir import RUNNER_LOG
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, prompt_rows, service_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -47,7 +47,6 @@ class JobSnapshot:
     cause: Cause = NO_CAUSE
     has_runner: bool = True
     has_input: bool = True
-    group_size: int = 1
     engine_url: str = ""
     groups: Mapping[str, int] = field(default_factory=dict)
     supervisor_age_s: float | None = None
@@ -79,6 +78,8 @@ class JobSnapshot:
     stale_groups: int = 0
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
+    lag_reached: bool = False
+    """No group may begin, because it would exceed ``max_weight_version_lag`` when it is trained."""
     gives_up_slow_members: bool = False
     """The job has a runner, and ``group_timeout_seconds`` is set."""
     slow_loss: SlowLoss | None = None
@@ -116,7 +117,6 @@ def take_snapshot(
         cause=Cause(job.cause_code, job.cause),
         has_runner=job.has_runner,
         has_input=job.has_input,
-        group_size=job.group_size,
         engine_url=redacted(job.engine_url or ""),
         groups=groups,
         supervisor_age_s=None if beat is None else abs(now - beat[0]),
@@ -143,6 +143,7 @@ def take_snapshot(
     if job.state not in OPEN_STATES:
         return without_activity
     running, oldest = _running(connection, job.key)
+    admission = admission_state(connection, now, job)
     failures, last_failure = _failures(connection, job.key, max(now - FAILURES_WITHIN_S, job.run_began_at or 0.0))
     return replace(
         without_activity,
@@ -152,6 +153,7 @@ def take_snapshot(
         recent_failures=failures,
         last_failure=last_failure,
         all_failed=_all_failed(connection, job.key),
+        lag_reached=admission is not None and admission.room == 0,
         trainer_waits_s=_age(now, job.waiting_since),
         disk_free_bytes=shutil.disk_usage(data_dir).free,
         devices=_devices(connection, job.key, now),

@@ -347,7 +347,7 @@ def test_the_list_of_jobs_has_whole_ids_and_the_first_line_of_each_cause(served:
 
 def test_the_list_of_jobs_has_the_reason_why_an_open_job_does_not_progress(served: Served) -> None:
     served.client.start_rollout({"task_type": "external", "job_id": "still", "instances": [{"instance_id": "x"}]})
-    assert "nothing was written yet" in served.said("jobs")
+    assert "no item was stored yet" in served.said("jobs")
 
 
 def test_lines_with_embedded_screenshots_are_read_without_the_buffer(served: Served, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from slime_plugins.rollout_buffer.rules import causes
 from slime_plugins.rollout_buffer.rules.causes import Cause, CauseCode, CountedCause, Shortfall
 from slime_plugins.rollout_buffer.rules.job_states import FailedAttempts
 from slime_plugins.rollout_buffer.rules.prompt_receipts import PromptCounts
+from slime_plugins.rollout_buffer.rules.selection_bias import MissingMembers
 from slime_plugins.rollout_buffer.rules.stuck_weights import StuckCounter, StuckWeights
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble, GroupState, JobState
 from slime_plugins.rollout_buffer.wire.job_replies import Severity
 
 AT_WORK = JobSnapshot(
     state=JobState.RUNNING,
-    group_size=4,
     groups={"open": 10, "ready": 2},
     supervisor_age_s=1.0,
     began_s=600.0,
@@ -46,7 +46,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"prompts": PromptCounts(equal=3, unknown=2, untrained=1, row_tokens=9)},
         "prompts_unknown",
-        "1 turn was not trained, of 5: it is unknown what the engine ran.",
+        "1 turn was not trained, of 5: the ids that the engine ran are unknown or do not fit.",
     ),
     (
         {"prompts": PromptCounts(differing=9, forked=9, extra_tokens=21, row_tokens=100)},
@@ -71,22 +71,36 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "paused_engine",
         "when it answers again: it answers HTTP 404: x. Its engine is http://e",
     ),
-    ({"max_groups_ahead": 2}, "backpressure", "2 groups wait for the trainer, the most that max_groups_ahead"),
-    ({"max_groups_ready": 2}, "backpressure", "2 groups wait for the trainer, the most that max_groups_ready"),
+    (
+        {"max_groups_ahead": 3, "groups": {"open": 10, "ready": 2, "leased": 3}},
+        "backpressure",
+        "No new group begins: 5 groups wait to be fetched or acknowledged, and max_groups_ahead is 3.",
+    ),
+    (
+        {"max_groups_ready": 1, "groups": {"open": 10, "ready": 2, "leased": 3}},
+        "backpressure",
+        "No new group begins: 2 groups wait for the trainer, and max_groups_ready is 1.",
+    ),
+    (
+        {"lag_reached": True, "max_weight_version_lag": 1, "running_attempts": 0, "trajectory_age_s": 700.0},
+        "backpressure",
+        "No new group begins: it would be trained with a lag of more than 1 weight versions.",
+    ),
+    ({"lag_reached": True, "max_weight_version_lag": 1}, "moving", "8 episodes are being played"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),
     (
         {"has_runner": False, "trajectory_age_s": None, "running_attempts": 0},
         "external_waits",
-        "nothing was written yet",
+        "Programs fill this job, and no item was stored yet. 10 groups wait for items.",
     ),
     ({"has_runner": False, "trajectory_age_s": None}, "playing", "8 episodes are being played, the oldest for 30 s"),
     ({"has_runner": False, "trajectory_age_s": 700.0, "oldest_running_s": 900.0}, "slow", "the oldest for 15 min"),
-    ({"has_runner": False, "has_input": False, "groups": {}}, "external_waits", "filled from outside"),
+    ({"has_runner": False, "has_input": False, "groups": {}}, "external_waits", "the last item was stored 3 s ago."),
     ({"state": JobState.FINISHED, "groups": {"delivered": 7}}, "finished", "every group is closed, 7 delivered."),
     (
         {"state": JobState.CANCELLED, "cause": causes.CANCELLED, "groups": {"ready": 1, "delivered": 4, "skipped": 7}},
         "cancelled",
-        "The job was cancelled by request: 4 delivered and 7 skipped. 1 group waits to be fetched or acknowledged.",
+        "The job was cancelled by request. Its groups: 4 delivered and 7 skipped. 1 group waits to be fetched",
     ),
     ({"state": JobState.CANCELLED, "cause": causes.SUPERSEDED}, "cancelled", "cancelled (a fresh start took its id)"),
     ({"state": JobState.FAILED, "cause": Cause(CauseCode.NOT_PLAYED, "no tokenizer")}, "failed", "(no tokenizer)"),
@@ -117,7 +131,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"groups": {"open": 10, "filtered": 3, "failed": 1, "skipped": 2}, "most_frequent_causes": COMMONEST},
         "nothing_kept",
-        "Nothing reaches the trainer: of 6 closed groups 3 filtered and 1 failed. The most frequent cause, of 4: the",
+        "0 delivered, 3 filtered, 1 failed and 2 skipped. The most frequent cause (4 of them): the generator's",
     ),
 ]  # fmt: skip
 
@@ -143,9 +157,11 @@ def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
     assert list(found) == ["finished", "failed_groups", "filtered_groups"]
     assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
     assert "3 groups were given up as failed" in found["failed_groups"].message
-    assert "The most frequent cause, of 2: timed out (0 of 4 members came within" in found["failed_groups"].message
+    assert (
+        "The most frequent cause (2 of them): timed out (0 of 4 members came within" in found["failed_groups"].message
+    )
     assert "4 groups were filtered, of 8 that are closed" in found["filtered_groups"].message
-    assert found["filtered_groups"].message.endswith("of 4: the generator's own is_valid_group refused it.")
+    assert found["filtered_groups"].message.endswith("(4 of them): the generator's own is_valid_group refused it.")
 
 
 @pytest.mark.parametrize("state", [JobState.RUNNING, JobState.FINISHED])
@@ -156,6 +172,32 @@ def test_a_job_whose_groups_are_all_filtered_is_stopped_in_its_explanation(state
     assert explain_job(vain)[0].severity is Severity.STOPPED
 
 
+@pytest.mark.parametrize(
+    ("cause", "asks"), [(causes.not_valid([0.0, 0.0], is_custom=False), True), (causes.STALE, False)]
+)
+def test_only_where_rewards_were_equal_the_input_may_be_too_easy_or_too_hard(cause: Cause, asks: bool) -> None:
+    dropped = {GroupState.FILTERED: CountedCause(cause, 9)}
+    job = replace(AT_WORK, groups={"filtered": 9}, most_frequent_causes=dropped)
+    assert ("too easy" in explain_job(job)[0].advice) == asks
+
+
+def test_a_wider_reward_range_is_a_new_job() -> None:
+    refused = replace(AT_WORK, refused_items=1, last_refusal="422 reward_out_of_range: 5.0 is outside of 0 to 1")
+    assert "with a wider reward_range and fresh: true" in explain_job(refused)[0].advice
+
+
+def test_missing_members_are_counted_beside_those_filtered() -> None:
+    missing = MissingMembers(
+        submitted=20, trained=10, given_up=3, failed=2, dummies=4, seconds=9.0, seconds_of_trained=3.0,
+        reward_of_trained=0.5, reward_of_known=0.25, p_value=0.001,
+    )  # fmt: skip
+    assert explain_job(replace(AT_WORK, missing_members=missing))[0].message == (
+        "10 of 20 members were delivered; 3 were given up when their group was closed, 2 failed for good, and 4 are "
+        "replaced by dummies or copies. On average the missing had played 9 s, the delivered 3 s (p = 0.001): the slow "
+        "are trained less. Mean reward: of the delivered 0.500, of all members whose reward is known 0.250."
+    )
+
+
 def test_backpressure_says_whether_anybody_ever_polled() -> None:
     full = replace(AT_WORK, max_groups_ahead=1)
     assert "No trainer has ever polled" in explain_job(replace(full, poll_age_s=None))[0].advice
@@ -163,19 +205,27 @@ def test_backpressure_says_whether_anybody_ever_polled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "words"),
+    ("who", "words", "effect"),
     [
-        (StuckCounter.ENGINE, "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older"),
-        (StuckCounter.TRAINER, "it polled for groups 12 times after training, and the only version is 1"),
-        (StuckCounter.UNKNOWN, "none of the newest 16 episodes names a version"),
+        (
+            StuckCounter.ENGINE,
+            "the trainer is at 9, and 12 of the newest 16 episodes were sampled by 1 or older",
+            "cannot be met by new episodes",
+        ),
+        (
+            StuckCounter.TRAINER,
+            "it polled for groups 12 times after training, and the only version is 1",
+            "has no effect",
+        ),
+        (StuckCounter.UNKNOWN, "none of the newest 16 episodes names a version", "has no effect"),
     ],
 )
-def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckCounter, words: str) -> None:
+def test_weights_that_stand_still_are_said_beside_what_moves(who: StuckCounter, words: str, effect: str) -> None:
     stuck = StuckWeights(who=who, count=12, examined=16, version=1, trainers_version=9)
     found = explain_job(replace(AT_WORK, stuck_weights=stuck, max_weight_version_lag=4))
     assert [one.code for one in found] == ["weights_stand_still", "moving"]
     assert words in found[0].message
-    assert found[0].message.endswith("The job's limit of 4 versions of lag is not kept.")
+    assert found[0].message.endswith(f"The job's limit of 4 versions of lag {effect}.")
     assert found[0].advice
 
 
@@ -215,7 +265,7 @@ def test_there_is_always_a_sentence(
 def test_a_group_says_its_cause_in_the_words_that_jobs_have_too(state: str, cause: Cause, message: str) -> None:
     assert explain_group(GroupState(state), cause) == message
     job = replace(AT_WORK, groups={"filtered": 9}, most_frequent_causes={GroupState.FILTERED: CountedCause(cause, 9)})
-    assert f"The most frequent cause, of 9: {cause.message}." in explain_job(job)[0].message
+    assert f"The most frequent cause (9 of them): {cause.message}." in explain_job(job)[0].message
 
 
 @pytest.mark.parametrize("succeeded", [True, False])
@@ -244,7 +294,7 @@ def test_an_engine_that_most_episodes_wait_for_is_said_before_the_few_that_faile
         ("mine", "device", "rollout-buffer attempts 'a b' shows each error"),
         ("miniwob", "environment_setup", "Is the task's name and params_idx in the input right?"),
         ("mine", "environment_setup", "The input line, or what it names, cannot be played"),
-        ("mine", "generator", "Fix the generator's file and start the job again"),
+        ("mine", "generator", "Fix the generator's file, then start the job with fresh: true"),
     ],
 )
 def test_what_to_do_fits_the_task_and_can_be_pasted(task_type: str, code: str, advice: str) -> None:

@@ -139,7 +139,8 @@ async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> No
     found = quick.job(job.job_id)
     assert found.state is JobState.FINISHED
     assert found.cause == f"all 3 groups were filtered: {not_valid([1.0, 1.0], is_custom=False).message}"
-    assert "gave nothing to train on: all 3 groups were filtered" in explanation(quick, job.job_id)["nothing_delivered"]
+    told = explanation(quick, job.job_id)["nothing_delivered"]
+    assert "no group could be delivered: all 3 groups were filtered" in told
 
 
 @pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])

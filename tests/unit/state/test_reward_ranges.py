@@ -34,7 +34,7 @@ def test_a_reward_outside_of_a_set_range_is_refused_counted_and_explained(client
     assert (job["refused_items"], job["outcomes"]) == (1, {})
     says = {one["code"]: one["message"] for one in explanation(client)}
     assert "1 item was refused. The last was answered 422 reward_out_of_range: item 'a0'" in says["refused_items"]
-    assert "nothing was written yet: 1 item was refused" in says["external_waits"]
+    assert "no item was stored yet: 1 item was refused" in says["external_waits"]
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0])

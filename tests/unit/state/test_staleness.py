@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slime_plugins.rollout_buffer.buffer import Buffer
+from slime_plugins.rollout_buffer.reporting.diagnosis import explain_job
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
+from slime_plugins.rollout_buffer.reporting.job_snapshot import take_snapshot
 from slime_plugins.rollout_buffer.rules.causes import STALE
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
@@ -66,6 +70,19 @@ class Played:
 @pytest.fixture
 def played(buffer: Buffer, clock: SettableClock) -> Played:
     return Played(buffer, clock)
+
+
+def test_a_job_whose_groups_wait_for_newer_weights_says_so(played: Played) -> None:
+    for version in (1, 2):
+        played.train(version)
+    for group in [played.begin() for _ in range(4)]:
+        played.end(group, 2)
+    played.clock.advance(1000)
+    job = played.job
+    with played.buffer.store.read() as connection:
+        groups = {"open": 30, "ready": 4}
+        snapshot = take_snapshot(connection, job, groups, played.clock(), played.buffer.store.data_dir)
+    assert [one.code for one in explain_job(replace(snapshot, supervisor_age_s=1.0))] == ["backpressure"]
 
 
 def test_by_default_nothing_is_dropped_and_what_is_late_is_named(played: Played) -> None:
