@@ -86,19 +86,30 @@ class TextSearch:
             cursor = keys[-1]
 
 
+def _forms(text: str) -> tuple[bytes, bytes]:
+    """Returns a text as a JSON string has it, and as arguments have it that are no string."""
+    return orjson.dumps(text)[1:-1], text.encode()
+
+
+def _occurs(forms: tuple[bytes, bytes], body: bytes) -> bool:
+    return forms[0] in body or forms[1] in body
+
+
 class _Needle:
     """A case-insensitive search text."""
 
     def __init__(self, text: str) -> None:
         self._text = text.lower()
-        # Payload bytes are lowered as ASCII only, and message_texts joins a call's name and arguments with a space.
-        occurs_verbatim = text.isascii() and " {" not in text
-        # As a JSON string, and as a part of a call's arguments that are a JSON object.
-        self._forms = {orjson.dumps(text)[1:-1].lower(), self._text.encode()} if occurs_verbatim else set()
+        # message_texts joins a call's name and arguments, which are apart in a payload, with a space.
+        words = self._text.split(" ")
+        cuts = [(" ".join(words[:cut]), " ".join(words[cut:])) for cut in range(len(words))]
+        # Payload bytes are lowered as ASCII only.
+        self._cuts = [[_forms(part) for part in cut] for cut in cuts] if text.isascii() else []
 
     def first_in(self, body: bytes) -> FoundText | None:
         """Returns the first match in a payload's messages and the number of matching texts; None without a match."""
-        if self._forms and all(form not in body.lower() for form in self._forms):
+        lowered = body.lower()
+        if self._cuts and not any(_occurs(before, lowered) and _occurs(after, lowered) for before, after in self._cuts):
             return None  # most payloads need not be parsed
         payload = orjson.loads(body)
         texts = [each for each in message_texts(payload) if self._text in each.text.lower()]

@@ -121,16 +121,24 @@ def test_an_answer_is_what_was_said_after_thinking(said: str, answer: str) -> No
 def test_a_text_is_found_in_messages_thoughts_and_calls_with_its_turn(buffer: Buffer, inspection: Inspection) -> None:
     call = {"function": {"name": "look_up", "arguments": '{"city": "Zürich"}'}}
     read = {"function": {"name": "go", "arguments": {"to": 'the "Alps"', "by": 2}}}
+    spoken = {"function": {"name": "say", "arguments": "good night"}}
+    listed = {"function": {"name": "add", "arguments": [1, {"a": 2}]}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Where is the ÄRA?"}]},
-        {"role": "assistant", "content": "", "reasoning_content": "Hm, Basel?", "tool_calls": [call, read]},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "Hm, Basel?",
+            "tool_calls": [call, read, spoken, listed],
+        },
         {"role": "tool", "content": 'It says "far away"\nfrom here'},
         {"role": "assistant", "content": "Far AWAY."},
     ]
     write(buffer, start_external(buffer, 1), written("a", messages=messages))
     search = TextSearch(inspection)
     places = {"ära": (1, "user"), "basel": (1, "assistant"), "zürich": (1, "assistant"), 'says "far': (2, "tool")}
-    places |= {'"the \\"alps\\"","by":2': (1, "assistant"), 'go {"to': (1, "assistant")}
+    across = ['"the \\"alps\\"","by":2', 'go {"to', "say good night", 'add [1,{"a"', "ay g"]
+    places |= dict.fromkeys(across, (1, "assistant"))
     for text, place in places.items():
         (hit,) = found_by(search, text=text)["hits"]
         assert (hit["turn"], hit["role"]) == place
