@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ import pytest
 from rollout_buffer_lab.simulated_phone.interfaces.accessibility import AccessibilityForwarder
 from rollout_buffer_lab.simulated_phone.interfaces.emulator_state import EmulatorState
 from rollout_buffer_lab.simulated_phone.interfaces.in_process import android_environment
+from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("android_env") is None, reason="the package android-env is not installed"
@@ -60,29 +62,15 @@ def shell(environment: Any, *words: str) -> Any:
     return environment.execute_adb_call(adb_pb2.AdbRequest(generic=generic, timeout_sec=10))
 
 
-def until(holds: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while (found := holds()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def test_raw_touches_reach_the_phone_and_its_screen_comes_back(environment: Any, handset: EmulatorState) -> None:
+    from android_env.components.action_type import ActionType
+
     first = environment.reset().observation["pixels"]
     assert first.shape == (HEIGHT, WIDTH, 3)
     assert first.dtype == np.uint8
     tap(environment, handset, "Settings")
     assert handset.shell.front.package == "com.android.settings"
-    seen = until(lambda: _changed(environment, first))
-    assert seen.shape == first.shape
-
-
-def _changed(environment: Any, before: Any) -> Any:
-    from android_env.components.action_type import ActionType
-
-    pixels = act(environment, ActionType.REPEAT).observation["pixels"]
-    return pixels if not np.array_equal(pixels, before) else None
+    wait_until(lambda: not np.array_equal(act(environment, ActionType.REPEAT).observation["pixels"], first))
 
 
 def test_adb_calls_are_answered_by_the_phone(environment: Any) -> None:
@@ -116,10 +104,17 @@ def test_the_accessibility_wrapper_gets_the_forest_of_the_screen(
     )
     try:
         wrapper.reset()
-        extras = until(lambda: wrapper.accumulate_new_extras() or None)
+        extras = wait_until(wrapper.accumulate_new_extras)
         forest = extras["accessibility_tree"][-1]
         texts = {node.text for window in forest.windows for node in window.tree.nodes}
         assert {"Settings", "Clock"} <= texts
+        forwarder.close()
+        assert "accessibility_tree" in wrapper.accumulate_new_extras()
+        package: Any = SimpleNamespace(
+            _has_forwarder=True, env=SimpleNamespace(controller=SimpleNamespace(env=wrapper))
+        )
+        AndroidWorldPackage.drop_accessibility_trees(package)
+        assert "accessibility_tree" not in wrapper.accumulate_new_extras()
     finally:
         forwarder.close()
         wrapper.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollout_buffer_lab.simulated_phone.apps.launcher import arrange_home
+from rollout_buffer_lab.simulated_phone.device_state.contacts import add_contact, delete_contact
 from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_APPS
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 from rollout_buffer_lab.simulated_phone.geometry import Rect
@@ -53,6 +54,24 @@ def test_a_phone_plays_tasks_of_ones_own_in_as_many_variations_as_one_likes() ->
     assert phone.reset("SystemWifiTurnOn", 0).goal
     with pytest.raises(EnvironmentSetupError, match="no task called 'OpenAnything'"):
         SimulatedPhone().reset("OpenAnything", 0)
+
+
+def test_nothing_of_a_deleted_contact_is_left_in_the_database() -> None:
+    run = registry.start_task("ContactsAddContact", 0)
+    database = run.state.contacts_db
+
+    def counts() -> list[int]:
+        return [database.query(f"SELECT count(*) AS n FROM {table}")[0]["n"] for table in _CONTACT_TABLES]
+
+    before = counts()
+    contact_id = add_contact(run.state, "Ada", "Lovelace", "12345")
+    assert counts() == [before[0] + 1, before[1] + 1, before[2] + 2]
+    delete_contact(run.state, contact_id)
+    assert counts() == before
+    run.state.close()
+
+
+_CONTACT_TABLES = ("contacts", "raw_contacts", "data")
 
 
 def test_an_arranged_home_screen_shows_those_apps_in_that_order_each_in_its_colour() -> None:

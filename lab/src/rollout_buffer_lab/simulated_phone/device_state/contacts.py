@@ -61,8 +61,9 @@ def add_contact(state: DeviceState, first: str, last: str, number: str, label: s
 
 
 def delete_contact(state: DeviceState, contact_id: int) -> None:
-    """Deletes a contact and its data rows."""
+    """Deletes a contact with all its rows."""
     state.contacts_db.execute("DELETE FROM data WHERE raw_contact_id = ?", contact_id)
+    state.contacts_db.execute("DELETE FROM contacts WHERE name_raw_contact_id = ?", contact_id)
     state.contacts_db.execute("DELETE FROM raw_contacts WHERE _id = ?", contact_id)
 
 

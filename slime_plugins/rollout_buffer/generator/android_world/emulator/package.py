@@ -181,7 +181,7 @@ class AndroidWorldPackage:
             return  # without a forwarder each tree is made when it is requested
         wrapper = self.env.controller.env
         wrapper.accumulate_new_extras()  # fetches the trees that have arrived
-        wrapper._accumulated_extras = {}
+        wrapper.task_extras()  # after this, the next fetch replaces them
 
     def check_connection(self) -> None:
         """Raises ``DeviceError`` if the screen cannot be read, or no new accessibility tree arrives."""
@@ -224,6 +224,7 @@ class AndroidWorldPackage:
         A name that stands for a default app (``gallery``, ``email``) maps to a URI instead.
         """
         installed = set(self.adb_utils.get_all_package_names(self.env.controller))
+        # The package's public functions do not list the names: they look one up, or return one for each app.
         defaults = {str(name): str(uri) for name, uri in self.adb_utils._DEFAULT_URIS.items()}
         return defaults | {
             name: activity
