@@ -70,7 +70,7 @@ class RolloutBody(_Body):
     tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The trainer's tokenizer; the server's default when it is missing."""
     tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
-    """Its revision."""
+    """The tokenizer's revision on the model hub."""
     max_turns: Annotated[Count, Field(ge=1)] = 10
     """Maximum number of turns."""
     max_tokens_total: Annotated[Count, Field(ge=1)] = 8192
@@ -133,7 +133,7 @@ class OpenBody(_Body):
     tokenizer_name: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The policy's tokenizer; the server's default when it is missing."""
     tokenizer_revision: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
-    """Its revision."""
+    """The tokenizer's revision on the model hub."""
     tools: Tools = []
     """OpenAI tools for the chat template of every turn."""
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None

@@ -101,7 +101,7 @@ def inspect_trajectory(
 def _summary(trajectory: Mapping[str, Any]) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     late = ", late" if trajectory["late"] else ""
-    group = "group {group_index} ({group_state}), slot {slot}, epoch {epoch}".format_map(trajectory)
+    group = "{group_index} ({group_state}), slot {slot}, epoch {epoch}".format_map(trajectory)
     for name, value in (
         ("trajectory", f"{trajectory['uid']} of {trajectory['job_id']}"),
         ("instance", trajectory["instance_id"]),
@@ -110,7 +110,7 @@ def _summary(trajectory: Mapping[str, Any]) -> RenderableType:
             f"{trajectory['outcome']}, {trajectory['stop_reason']}{late}, {local_time(trajectory['created_at'])}",
         ),
         ("reward", _reward(trajectory)),
-        ("place", group if trajectory["group_index"] is not None else "in no group"),
+        ("group", group if trajectory["group_index"] is not None else "none"),
     ):
         grid.add_row(Text(name, style="bold"), Text(str(value)))
     return grid

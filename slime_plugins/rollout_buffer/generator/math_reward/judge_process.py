@@ -21,6 +21,7 @@ from pathlib import Path
 MEMORY_LIMIT_BYTES = 2 * 1024**3
 """Memory limit; the library treats an expression that exceeds it as different."""
 _SLACK_BYTES = 256 * 1024**2
+"""What ``_may_grow_to`` leaves out, so that only the kernel can refuse the rest, not the memory limit."""
 _MAP_NORESERVE = 0x4000  # Linux; the module ``mmap`` names it from Python 3.13 on
 
 Compare = Callable[[str, str], bool]
