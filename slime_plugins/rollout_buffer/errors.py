@@ -38,6 +38,7 @@ other processes.
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -251,13 +252,12 @@ class EnvironmentSetupError(EpisodeError):
 
 
 def network_reason(error: BaseException) -> str:
-    """Returns a short reason of a network error, in the operating system's words."""
+    """Returns a short reason of a network error, in the words of the operating system or of OpenSSL."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
         chain.append(inner)
-    # By name: ssl, urllib3 and requests each have an SSLError of their own.
-    if "SSLError" in {kind.__name__ for cause in chain for kind in type(cause).__mro__}:
-        return "it speaks no TLS, or its certificate is not trusted"
+    if tls_errors := [cause for cause in chain if isinstance(cause, ssl.SSLError)]:
+        return _tls_reason(tls_errors[-1])
     # urllib3 derives a refused connection from its own TimeoutError: only Python's and requests' count.
     own_kinds = {kind.__name__ for kind in type(error).__mro__}
     if "Timeout" in own_kinds or any(isinstance(cause, TimeoutError) for cause in chain):
@@ -268,3 +268,11 @@ def network_reason(error: BaseException) -> str:
     # asyncio replaces the system's message by its own, with the address as a tuple.
     number = system_errors[-1].errno
     return os.strerror(number) if number and number > 0 else str(system_errors[-1].strerror)
+
+
+def _tls_reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {error.verify_message}"
+    if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):  # OpenSSL's names of an answer in plain HTTP
+        return "it answers without TLS: its address begins with http, not https"
+    return f"the TLS connection failed: {str(error.reason).replace('_', ' ').lower()}"

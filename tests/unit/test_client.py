@@ -210,6 +210,14 @@ def test_errors_come_back_as_they_were_written() -> None:
     assert wire.decode_error(json.dumps(wire.encode_error("busy", "wait")).encode()) == ("busy", "wait", {})
 
 
+def tls_error(reason: str, *, verify: str = "") -> ssl.SSLError:
+    error = ssl.SSLCertVerificationError(1, "") if verify else ssl.SSLError(1, f"[SSL: {reason}] (_ssl.c:1006)")
+    error.reason = reason
+    if isinstance(error, ssl.SSLCertVerificationError):
+        error.verify_message = verify
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "says"),
     [
@@ -217,7 +225,9 @@ def test_errors_come_back_as_they_were_written() -> None:
         (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
         (TimeoutError(), "it took too long"),
         (requests.exceptions.ReadTimeout("read"), "it took too long"),
-        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"), "it speaks no TLS, or its certificate"),
+        (tls_error("WRONG_VERSION_NUMBER"), "it answers without TLS: its address begins with http, not https"),
+        (tls_error("UNEXPECTED_EOF_WHILE_READING"), "the TLS connection failed: unexpected eof while reading"),
+        (tls_error("", verify="certificate has expired"), "its certificate is not trusted: certificate has expired"),
         (aiohttp.ServerDisconnectedError(), "the connection broke"),
     ],
 )

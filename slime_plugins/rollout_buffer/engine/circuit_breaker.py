@@ -130,13 +130,14 @@ class ReportThrottle:
     """Selects the reports of one engine that are stored: none while the engine works."""
 
     def __init__(self) -> None:
-        self._reported_at = -math.inf
+        self._stored_at = -math.inf
         self._in_trouble = False
+        """Whether the report that was stored last is one of trouble."""
 
     def is_due(self, report: EngineReport) -> bool:
-        """Returns True if the report is to be stored, and records that it was."""
-        in_trouble = report.code is not EngineTrouble.NONE
-        if not (in_trouble or self._in_trouble) or time.monotonic() - self._reported_at < ENGINE.beats_every_s:
-            return False
-        self._reported_at, self._in_trouble = time.monotonic(), in_trouble
-        return True
+        """Returns True if the report is to be stored; call ``mark_stored`` afterwards."""
+        has_news = report.code is not EngineTrouble.NONE or self._in_trouble
+        return has_news and time.monotonic() - self._stored_at >= ENGINE.beats_every_s
+
+    def mark_stored(self, report: EngineReport) -> None:
+        self._stored_at, self._in_trouble = time.monotonic(), report.code is not EngineTrouble.NONE

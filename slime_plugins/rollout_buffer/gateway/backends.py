@@ -49,8 +49,8 @@ class JobBackend:
         """The prompt probe of the engine; the backend's first turn waits for its result."""
         self.stored_prompt_findings: tuple[str, ...] | None = None
         """The findings of the probe that the store has; None before any are stored."""
-        self._watch = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
-        self._reports = ReportThrottle()
+        self._breaker = CircuitBreaker(engine) if isinstance(engine, HttpEngine) else None
+        self.reports = ReportThrottle()
         self.tokenizer = tokenizer
         self.sampling = settings.sampling()
         self.matching = matching_of(settings.options)
@@ -115,17 +115,17 @@ class JobBackend:
         return None if report.code is EngineTrouble.NONE else f"the engine at {report.url} {report.message}"
 
     def due_report(self) -> EngineReport | None:
-        """Returns the engine's state if it is to be stored now, and counts it as stored.
+        """Returns the engine's state if it is to be stored now.
 
         An engine that was unreachable is reported even if no session calls it any more, because agents give up sooner
         than engines recover. The engine is then probed in the background until it answers.
         """
-        if not isinstance(self.engine, HttpEngine) or self._watch is None:
+        if not isinstance(self.engine, HttpEngine) or self._breaker is None:
             return None
         report = self.engine.report()
-        if report.code is EngineTrouble.NONE and self.engine.is_away and not self._watch.has_recovered():
+        if report.code is EngineTrouble.NONE and self.engine.is_away and not self._breaker.has_recovered():
             report = self.engine.report(while_idle=True)
-        return report if self._reports.is_due(report) else None
+        return report if self.reports.is_due(report) else None
 
     def new_prompt_findings(self) -> tuple[str, ...] | None:
         """Returns the findings of the prompt probe if the store does not have them; None otherwise."""
@@ -135,8 +135,8 @@ class JobBackend:
         return fidelity.findings
 
     async def close(self) -> None:
-        if self._watch is not None:
-            await self._watch.close()
+        if self._breaker is not None:
+            await self._breaker.close()
         await self.engine.close()
 
 

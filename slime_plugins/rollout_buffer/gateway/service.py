@@ -528,9 +528,10 @@ class Gateway:
     async def _store_engine_state(self, job_key: int, backend: JobBackend) -> None:
         if (report := backend.due_report()) is not None:
             await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
+            backend.reports.mark_stored(report)  # only now: a failed write is repeated
         if (findings := backend.new_prompt_findings()) is not None:
             await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
-            backend.stored_prompt_findings = findings  # only now: a failed write is repeated
+            backend.stored_prompt_findings = findings
 
 
 def _job_keys(sessions: Mapping[str, OpenSession]) -> set[int]:

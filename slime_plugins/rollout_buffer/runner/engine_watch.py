@@ -86,6 +86,7 @@ class EngineWatch:
         """Stores the engine's trouble while it lasts; a healthy engine causes no writes."""
         if self._reports.is_due(report := self._engine.report()):
             await self._job.stored(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
+            self._reports.mark_stored(report)
 
     async def _keep_prompt_findings(self) -> None:
         """Stores the findings of the prompt probe, when they differ from those stored before."""

@@ -6,8 +6,9 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -26,15 +27,16 @@ from slime_plugins.rollout_buffer.gateway.backends import JobBackends
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
-from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, PROMPTS, SUPERVISOR
+from slime_plugins.rollout_buffer.rules.heartbeats import ENGINE, PROMPTS, SUPERVISOR, Service
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
-from slime_plugins.rollout_buffer.types import EngineReport
+from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation
 from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
 from tests.support import slot_counts
 from tests.waiting import until
 
+TROUBLE = EngineReport(url="http://e", code=EngineTrouble.REFUSES, message="cannot be reached", since_s=1.0, waiting=1)
 PATIENT = EngineSettings(retry_timeout_s=600.0, backoff_first_s=0.01, backoff_longest_s=0.02)
 
 
@@ -105,11 +107,19 @@ async def test_the_engine_is_named_while_agents_wait_after_they_gave_up_and_unti
             assert (await gateway.chat(opened, [USER])).status == 200
 
 
-async def test_findings_on_prompts_whose_write_failed_are_stored_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("written_by", "stored_as", "found"),
+    [
+        ("keep_prompt_findings", PROMPTS, {"findings": ["drops the system prompt"]}),
+        ("report_engine", ENGINE, {"engine": asdict(TROUBLE)}),
+    ],
+)
+async def test_what_is_known_of_an_engine_is_stored_later_if_its_write_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_by: str, stored_as: Service, found: dict[str, Any]
 ) -> None:
+    monkeypatch.setattr(circuit_breaker, "ENGINE", ENGINE)
     engine = AsyncMock(spec=HttpEngine, fidelity=EngineFidelity(findings=("drops the system prompt",)), is_away=False)
-    engine.report.return_value = EngineReport(url="")
+    engine.report.return_value = TROUBLE
     store = Store(tmp_path)
     buffer = Buffer(store)
     backends = JobBackends(buffer.job_settings, lambda _, **__: engine, lambda _: tokenizer)
@@ -117,13 +127,13 @@ async def test_findings_on_prompts_whose_write_failed_are_stored_later(
     job = start_session_job(buffer)
     await backends.open(job)
     with monkeypatch.context() as busy:
-        busy.setattr(buffer, "keep_prompt_findings", Mock(side_effect=UnavailableError("busy")))
+        busy.setattr(buffer, written_by, Mock(side_effect=UnavailableError("busy")))
         with pytest.raises(UnavailableError):
             await gateway.reconcile()
     await gateway.reconcile()
-    found = buffer.heartbeat(PROMPTS.of_job(job.key))
-    assert found is not None
-    assert found[1] == {"findings": ["drops the system prompt"]}
+    stored = buffer.heartbeat(stored_as.of_job(job.key))
+    assert stored is not None
+    assert stored[1] == found
     await gateway.stop()
     store.close()
 
