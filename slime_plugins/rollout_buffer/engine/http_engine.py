@@ -87,6 +87,7 @@ class HttpEngine:
         self._last_sign_at = time.monotonic()
         """When the engine sent something, or the first of the calls in flight began."""
         self._answered_at = -math.inf
+        """When the engine at this address last answered a call."""
         self._probing: asyncio.Task[bool] | None = None
         self.probe_refusal = ""
         """The error of the last probe if the engine itself refused it or sent an invalid reply; empty if the probe
@@ -123,7 +124,7 @@ class HttpEngine:
         if (checked := _checked_base_url(base_url)) == self._base_url:
             return
         self._base_url = checked
-        self._refused_since = None
+        self._refused_since, self._answered_at = None, -math.inf
         for call in tuple(self._in_flight):
             call.cancel()
 

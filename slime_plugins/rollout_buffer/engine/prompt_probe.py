@@ -108,7 +108,10 @@ class PromptProbe:
         """Returns how the engine changes a prompt, as a predicate of "the engine"; empty if it does not."""
         checked = self.checker.check(prompt.ids, ran, len(prompt.images))
         if checked.receipt.check is PromptCheck.DIFFERING:
-            return self._what_changed(prompt, checked.ran_ids or list(ran))
+            try:
+                return self._what_changed(prompt, checked.ran_ids or list(ran))
+            except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything for ids that an engine reports
+                return f"runs other ids than it is sent of {prompt.kind}, on which the tokenizer fails: {error!r}"
         lengths, expected = checked.receipt.image_tokens, prompt.image_tokens
         if lengths and expected is not None and lengths[0] != expected:  # a prompt of the probe has one image
             width, height = prompt.size or (0, 0)

@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.engine.sglang_protocol import (
     StreamedReply,
     generate_body,
     has_grammar,
+    is_html,
     parse_generate_reply,
     parse_loads,
     parse_probe_reply,
@@ -167,17 +168,24 @@ class SglangEngine(HttpEngine):
             )
 
     async def _tokenizer_complaint(self, url: str, probe: TokenizerProbe) -> str | None:
-        """Returns how the engine's tokenizer differs; empty if it does not differ or the engine has no such route, None
-        if the engine did not answer."""
+        """Returns how the engine's tokenizer differs, None if the engine did not answer.
+
+        Empty if it does not differ, if the engine has no such route, or if a proxy forwards turns but not this route.
+        """
         body = {"prompt": probe.text, "add_special_tokens": False}
         try:
             async with asyncio.timeout(TOKENIZE_TIMEOUT_S):
                 async with self._open_session().post(
                     f"{url}/tokenize", json=body, headers=key_headers(url), allow_redirects=False
                 ) as response:
+                    answer = await response.read()
                     if response.status in RETRIED_STATUSES:
                         return None
-                    return probe.complaint(await response.read()) if response.status == 200 else ""
+                    if hidden := _hidden(response, answer):
+                        if self._answered_at == -math.inf:
+                            return None  # the engine may not have started
+                        logger.warning("the tokenizer of the engine at %s is not checked: %s", redacted(url), hidden)
+                    return probe.complaint(answer) if response.status == 200 else ""
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError) as error:
             logger.debug("%s has no usable /tokenize: %s", url, error)
             return None
@@ -199,33 +207,45 @@ class SglangEngine(HttpEngine):
         try:
             probe = await asyncio.to_thread(make_probe)
             async with asyncio.timeout(PROMPT_PROBE_TIMEOUT_S):
-                prompts = [probe.text, *(probe.images if await self._sees_images(url) else ())]
-                fidelity = probe.verdict([(prompt, await self._ran_ids(url, prompt)) for prompt in prompts])
+                answers = [(probe.text, await self._ran_ids(url, probe.text))]
+                if await self._sees_images(url):
+                    answers += [(prompt, await self._ran_ids(url, prompt)) for prompt in probe.images]
+                fidelity = probe.verdict(answers)
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
             logger.debug("the prompt probe of the engine at %s failed: %s", redacted(url), error)
             return None
-        except Exception as error:  # noqa: BLE001 - a tokenizer may raise anything for the ids that an engine reports
-            logger.warning("the prompts of the engine at %s cannot be compared: %r", redacted(url), error)
-            return EngineFidelity()
+        except Exception as error:  # noqa: BLE001 - no turn needs the probe, in which a tokenizer may raise anything
+            fidelity = EngineFidelity(findings=(f"was not probed: {error!r}",))
         for finding in fidelity.findings:
             logger.warning("the engine at %s %s", redacted(url), finding)
         return fidelity
 
     async def _sees_images(self, url: str) -> bool:
+        """Asks an engine that has answered a prompt. If a proxy hides the route, prompts with images are not probed."""
         worker = (await self._worker_urls(url))[0]  # a router does not report the model of its workers
-        body = await self._first_answer(worker, MODEL_ROUTES)
-        return body is not None and parse_sees_images(body)
+        try:
+            return parse_sees_images(await self._first_answer(worker, MODEL_ROUTES))
+        except ForeignReplyError as error:
+            logger.warning("the engine at %s does not say whether its model takes images: %s", redacted(worker), error)
+            return False
 
-    async def _first_answer(self, worker: str, routes: Sequence[str]) -> bytes | None:
-        """Returns the body of the first route that a worker has; None if it has none of them."""
+    async def _first_answer(self, worker: str, routes: Sequence[str]) -> bytes:
+        """Returns the body of the first route that a worker has.
+
+        Raises:
+            ForeignReplyError: it has none of them, or a proxy hides them.
+        """
+        hidden = ""
         for route in routes:
             async with self._open_session().get(
                 f"{worker}{route}", headers=key_headers(worker), allow_redirects=False
             ) as response:
                 body = await response.read()
-                if response.status == 200:
+                is_hidden = _hidden(response, body)
+                if response.status == 200 and not is_hidden:
                     return body
-        return None
+                hidden = hidden or is_hidden
+        raise ForeignReplyError(hidden or "it has none of the routes")
 
     async def _ran_ids(self, url: str, prompt: ProbePrompt) -> list[int] | None:
         """Returns the ids that the engine ran for a prompt, images as placeholders; None if it reports none."""
@@ -250,18 +270,14 @@ class SglangEngine(HttpEngine):
             return None
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                loads = await asyncio.gather(*(self._load_of(worker) for worker in await self._worker_urls(url)))
+                workers = await self._worker_urls(url)
+                answers = await asyncio.gather(*(self._first_answer(worker, LOAD_ROUTES) for worker in workers))
+                loads = [parse_loads(answer) for answer in answers]
         except (TimeoutError, aiohttp.ClientError, OSError, EngineError, ForeignReplyError) as error:
             logger.debug("the engine at %s does not report its load: %s", redacted(url), error)
             self._says_no_load = {url: time.monotonic()}
             return None
         return EngineLoad(running=sum(load.running for load in loads), waiting=sum(load.waiting for load in loads))
-
-    async def _load_of(self, worker_url: str) -> EngineLoad:
-        body = await self._first_answer(worker_url, LOAD_ROUTES)
-        if body is None:
-            raise ForeignReplyError("it has none of the routes")
-        return parse_loads(body)
 
     def _headers(self, session_id: str) -> dict[str, str]:
         return {SESSION_HEADER: session_id, **key_headers(self._base_url)}
@@ -436,3 +452,13 @@ class SglangEngine(HttpEngine):
             urls = urls_of_workers(await response.read()) if response.status == 200 else ()
         self._workers = {base_url: (time.monotonic(), urls or (base_url,))}
         return self._workers[base_url][1]
+
+
+def _hidden(response: aiohttp.ClientResponse, body: bytes) -> str:
+    """Returns which proxy answered a route in place of the engine; empty if the engine did.
+
+    The 404 of SGLang is JSON, that of its router is empty.
+    """
+    if not (is_html(body) or (response.status == 404 and body[:1] not in (b"", b"{"))):
+        return ""
+    return f"{response.headers.get('Server', 'a proxy')} answers {response.url.path} with HTTP {response.status}"

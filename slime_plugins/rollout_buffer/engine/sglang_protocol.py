@@ -139,7 +139,8 @@ def parse_probe_reply(status: int, body: bytes) -> list[int] | None:
     if not isinstance(entries, list) or not entries:
         return None
     ran_ids = [entry[1] for entry in entries if isinstance(entry, list) and len(entry) > 1 and type(entry[1]) is int]
-    return ran_ids if len(ran_ids) == len(entries) else None  # an entry is [log_prob, id, text]
+    is_valid = len(ran_ids) == len(entries) and min(ran_ids) >= 0  # an entry is [log_prob, id, text]
+    return ran_ids if is_valid else None
 
 
 def parse_sees_images(body: bytes) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 
+from slime_plugins.rollout_buffer.engine import sglang
 from slime_plugins.rollout_buffer.engine.base import EngineLoad, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.settings import EngineSettings
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
@@ -48,6 +49,10 @@ class ScriptedSglang:
     worker_urls: list[str] | None = None
     tokenize_answers: list[web.Response] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
+    describe_model: Callable[[], web.Response] = lambda: web.json_response({"detail": "Not Found"}, status=404)
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        return self.describe_model()
 
     async def tokenize(self, request: web.Request) -> web.Response:
         self.tokenized.append(await request.json())
@@ -74,6 +79,8 @@ class ScriptedSglang:
         application.router.add_post("/generate", self.generate)
         application.router.add_post("/abort_request", self.abort)
         application.router.add_get("/workers", self.workers)
+        for route in sglang.MODEL_ROUTES:
+            application.router.add_get(route, self.model_info)
         if self.tokenize_answers:
             application.router.add_post("/tokenize", self.tokenize)
         async with TestServer(application, port=port) as server:
@@ -404,6 +411,11 @@ class TestNonsense:
             SglangEngine(url)
 
 
+def page_of_nginx(status: int = 404) -> web.Response:
+    page = "<html><head><title>404 Not Found</title></head></html>"
+    return web.Response(text=page, status=status, content_type="text/html", headers={"Server": "nginx/1.24.0"})
+
+
 PROBE = TokenizerProbe(text="Hello", ids=(5, 6, 7))
 
 
@@ -434,7 +446,7 @@ class TestTokenizer:
         assert server.bodies == []
         assert server.tokenized == [{"prompt": "Hello", "add_special_tokens": False}]
 
-    @pytest.mark.parametrize("odd", [b"", b"[]", b"null", b'{"tokens": 5}', b"<html>", b"[" * 100_000])
+    @pytest.mark.parametrize("odd", [b"", b"[]", b"null", b'{"tokens": 5}', b"[" * 100_000])
     async def test_an_engine_whose_tokenize_route_answers_nonsense_is_accepted(self, odd: bytes) -> None:
         server = await turns_with_probe([answered([7]), answered([7])], [web.Response(body=odd)])
         assert len(server.bodies) == 2
@@ -458,6 +470,18 @@ class TestTokenizer:
     async def test_an_engine_that_was_not_ready_to_say_is_asked_again(self) -> None:
         with pytest.raises(EngineError, match="another tokenizer"):
             await turns_with_probe([answered([7])], [web.Response(status=503), web.json_response({"tokens": [1]})])
+
+    async def test_a_proxys_page_before_the_engines_first_turn_is_no_answer_about_its_tokenizer(self) -> None:
+        with pytest.raises(EngineError, match="another tokenizer"):
+            await turns_with_probe([answered([7])], [page_of_nginx(), web.json_response({"tokens": [1]})])
+
+    async def test_a_proxy_that_passes_turns_but_not_the_tokenize_route_is_named(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        server = await turns_with_probe([answered([7]) for _ in range(4)], [page_of_nginx(), page_of_nginx()], turns=4)
+        assert (len(server.bodies), len(server.tokenized)) == (4, 2)
+        (record,) = [one for one in caplog.records if one.name == sglang.__name__]
+        assert "nginx/1.24.0 answers /tokenize with HTTP 404" in record.message
 
     async def test_many_turns_share_one_check_of_the_tokenizer(self) -> None:
         server = ScriptedSglang(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
@@ -14,13 +15,13 @@ from slime.utils.mask_utils import Generation, PromptCheck, PromptReceipt, pack_
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.engine.prompt_check import NOT_PROVEN, OTHER_LENGTH, RESUMED_ELSEWHERE, PromptChecker
-from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, prompt_probe
+from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity, PromptIntegrity, prompt_probe
 from slime_plugins.rollout_buffer.engine.sglang import SglangEngine
 from slime_plugins.rollout_buffer.engine.sglang_protocol import parse_probe_reply
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
 from slime_plugins.rollout_buffer.types import Image, SamplingParams
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
-from tests.unit.engine.test_engine_sglang_client import QUICK, ScriptedSglang
+from tests.unit.engine.test_engine_sglang_client import QUICK, ScriptedSglang, page_of_nginx
 
 TOKENIZER: Any = load_tokenizer(str(DEMO_TOKENIZER_PATH))
 CHECKER = PromptChecker(TOKENIZER)
@@ -142,6 +143,19 @@ class TestTheClient:
         async with engine_of(*answers, prompt_probe=lambda: prompt_probe(TOKENIZER, None)) as engine:
             assert await engine.probe_prompts() == EngineFidelity()
 
+    @pytest.mark.parametrize("status", [200, 404])
+    async def test_a_proxy_that_hides_the_route_of_the_model_is_named_and_prompts_of_text_are_probed(
+        self, status: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        probe = prompt_probe(TOKENIZER, None)
+        scripted = ScriptedSglang(
+            [web.json_response(answered([7], prompt=list(probe.text.ids)))],
+            describe_model=lambda: page_of_nginx(status),
+        )
+        async with engine_on(scripted, prompt_probe=lambda: probe) as engine:
+            assert await engine.probe_prompts() == EngineFidelity(text=PromptIntegrity.EXACT)
+        assert "nginx/1.24.0 answers /model_info" in caplog.text
+
     async def test_a_prompt_of_another_length_is_not_trained_even_if_its_ids_are_not_said(self) -> None:
         same, longer = [await played([*WORD], answered([7], prompt_tokens=len(WORD) + more)) for more in (0, 1)]
         assert same.prompt_receipt == PromptReceipt(PromptCheck.UNKNOWN)
@@ -164,6 +178,16 @@ class TestTheClient:
         assert reply.prompt_receipt == PromptReceipt(PromptCheck.EQUAL)
 
 
+def test_the_finding_on_ids_that_the_tokenizer_cannot_decode_names_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = prompt_probe(TOKENIZER, None)
+    monkeypatch.setattr(probe.checker, "decoded", Mock(side_effect=IndexError("piece id is out of range")))
+    fidelity = probe.verdict([(probe.text, [1, 2])])
+    assert fidelity.complaint == (
+        "runs other ids than it is sent of prompts of text, on which the tokenizer fails: "
+        "IndexError('piece id is out of range')"
+    )
+
+
 def answered(ids: list[int], *, prompt: list[int] | None = None, finish: str = "stop", **meta: Any) -> dict[str, Any]:
     entries = [[-0.5, token_id, None] for token_id in ids]
     told = {} if prompt is None else {"prompt_token_ids": prompt}
@@ -177,9 +201,13 @@ async def played(prompt: list[int], *answers: dict[str, Any]) -> GenerateReply:
         return await engine.generate(request)
 
 
+def engine_of(*answers: dict[str, Any], **options: Any) -> AbstractAsyncContextManager[SglangEngine]:
+    return engine_on(ScriptedSglang([web.json_response(answer) for answer in answers]), **options)
+
+
 @asynccontextmanager
-async def engine_of(*answers: dict[str, Any], **options: Any) -> AsyncIterator[SglangEngine]:
-    async with ScriptedSglang([web.json_response(answer) for answer in answers]).serving() as url:
+async def engine_on(scripted: ScriptedSglang, **options: Any) -> AsyncIterator[SglangEngine]:
+    async with scripted.serving() as url:
         engine = SglangEngine(url, QUICK, prompts=CHECKER, **options)
         try:
             yield engine
