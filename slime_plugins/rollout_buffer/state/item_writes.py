@@ -183,7 +183,7 @@ class ItemWriter:
         if not candidates:
             raise NotFoundError("no job is open: start a job with /start_rollout (task_type external) first")
         if len(candidates) > 1:
-            raise several_jobs(candidates)
+            raise several_jobs(candidates, "are open")
         return candidates[0]
 
 

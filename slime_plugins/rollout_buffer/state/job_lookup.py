@@ -23,11 +23,11 @@ def find_job(connection: Connection, job_id: str) -> JobRecord:
     return job
 
 
-def several_jobs(candidates: Sequence[JobRecord]) -> ConflictError:
-    """Returns the error for a request without a job id while several jobs are open."""
+def several_jobs(candidates: Sequence[JobRecord], what_they_are: str) -> ConflictError:
+    """Returns the error for a request without a job id to which several jobs fit; ``what_they_are`` says why."""
     names = [job.job_id for job in candidates]
     return ConflictError(
-        f"{len(names)} jobs are open: select one with job_id ({', '.join(names[:10])})", {"jobs": names}
+        f"{len(names)} jobs {what_they_are}: select one with job_id ({', '.join(names[:10])})", {"jobs": names}
     )
 
 

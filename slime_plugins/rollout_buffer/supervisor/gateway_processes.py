@@ -118,5 +118,5 @@ def _lock(settings: GatewaySettings) -> IO[str]:
     lock = (settings.data_dir / "gateway.lock").open("w", encoding="utf-8")
     if not try_lock(lock.fileno()):
         lock.close()
-        raise ConfigError(f"another gateway serves {settings.data_dir}: stop it, or leave out --gateway-port")
+        raise ConfigError(f"another gateway has {settings.data_dir}: stop it, or send the agents to it")
     return lock

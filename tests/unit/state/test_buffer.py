@@ -48,9 +48,9 @@ def test_without_a_job_id_the_only_open_job_is_meant_and_of_several_none(buffer:
     job = start_external(buffer, job_id="one")
     assert write(buffer, None, written("u")) == ["stored"]
     start_external(buffer, job_id="two")
-    with pytest.raises(ConflictError, match="select one with job_id"):
+    with pytest.raises(ConflictError, match="2 jobs are open: select one with job_id"):
         write(buffer, None, written("v"))
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConflictError, match="2 jobs are open or have undelivered groups: select one"):
         buffer.resolve_job(None)
     assert buffer.resolve_job("one")[0] is not None
     assert job.job_id == "one"
