@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
 from slime_plugins.rollout_buffer.gateway.settings import GatewaySettings
 from slime_plugins.rollout_buffer.http_serving import serving
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -171,8 +172,8 @@ class GatewayUnderTest:
         return client
 
     def item(self, job: JobRecord, uid: str) -> dict[str, Any]:
-        found: dict[str, Any] = dict(self.buffer.items_of(job))[uid]
-        return found
+        item: dict[str, Any] = json.loads(Inspection(self.buffer.store).trajectory(uid, job.job_id).body)
+        return item
 
     def generations(self, job: JobRecord, uid: str) -> tuple[Generation, ...]:
         """The generations of a stored trajectory, as a trainer reads them."""

@@ -37,8 +37,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import orjson
-
 from slime_plugins.rollout_buffer.credentials import redacted
 from slime_plugins.rollout_buffer.errors import StorageFullError, UnavailableError
 from slime_plugins.rollout_buffer.rules import job_states
@@ -73,7 +71,6 @@ from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, 
 from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
 from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, end_job, set_state
 from slime_plugins.rollout_buffer.state.staleness import AdmissionState
-from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.state.transcripts import encode_failed_attempt
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -83,7 +80,6 @@ from slime_plugins.rollout_buffer.storage.tables import (
     delivery_rows,
     group_rows,
     job_rows,
-    payload_rows,
     plan_rows,
     service_rows,
     trajectory_rows,
@@ -107,8 +103,6 @@ from slime_plugins.rollout_buffer.wire.delivery_replies import Acknowledged, Met
 from slime_plugins.rollout_buffer.wire.job_settings import JobSettings
 from slime_plugins.rollout_buffer.wire.poll_requests import MAX_WAIT_S, PollPayload
 from slime_plugins.rollout_buffer.wire.start_request import StartPayload
-from slime_plugins.rollout_buffer.wire.trainer_reports import TrainerReport
-from slime_plugins.rollout_buffer.wire.trajectory_replies import TrainerRowsKept
 from slime_plugins.rollout_buffer.wire.written_items import WrittenItem
 
 logger = logging.getLogger(__name__)
@@ -446,19 +440,6 @@ class Buffer:
             attempts.check_fence(connection, group.job_key, fence)
             attempts.end_running_attempt(connection, self.clock(), group, slot, attempt, state, error, transcript)
 
-    def items_of(self, job: JobRecord) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields every trajectory of a job as (uid, payload).
-
-        Raises:
-            DamagedError: a payload is damaged, or was purged.
-        """
-        with self.store.read() as connection:
-            uids = trajectory_rows.uids_of(connection, job.key)
-        for uid in uids:
-            with self.store.read() as connection:
-                payload = payload_rows.payload_of(connection, job.key, uid)
-            yield uid, orjson.loads(self.store.get_payload(*payload))
-
     def open_groups_with_items(self, job_key: int) -> list[tuple[GroupRecord, int]]:
         """Returns open groups with a written item, each with its number of members."""
         with self.store.read() as connection:
@@ -513,16 +494,6 @@ class Buffer:
         with suppress(StorageFullError, UnavailableError):
             self._item_writer.note_refusals(refusals)
 
-    # --- reports of trainers -----------------------------------------------------------------------------------------
-
-    def add_trainer_report(self, job_id: str, report: TrainerReport) -> TrainerRowsKept:
-        """Stores a trainer's report on trained rows; returns the number of stored rows, and the refused ones.
-
-        Raises:
-            NotFoundError, StorageFullError: as ``store_report``.
-        """
-        return store_report(self.store, job_id, report, clock=self.clock)
-
     # --- delivery ----------------------------------------------------------------------------------------------------
 
     def resolve_job(self, job_id: str | None, ack: Sequence[str] = ()) -> tuple[JobRecord | None, Acknowledged | None]:
@@ -541,7 +512,7 @@ class Buffer:
                 return job_lookup.find_job(connection, job_id), acknowledged
             candidates = job_rows.jobs_with_groups_for_a_trainer(connection)
             if len(candidates) > 1:
-                raise job_lookup.several_jobs(candidates)
+                raise job_lookup.several_jobs(candidates, "are open or have undelivered groups")
             return (candidates[0] if candidates else None), acknowledged
 
     def take(self, job: JobRecord, poll: PollPayload) -> Delivery | None:
@@ -647,10 +618,6 @@ class Buffer:
                 if not short["delivered"]:
                     self._fail_left_out_group(short["group_index"])
             yield from played
-
-    def with_inline_images(self, body: bytes) -> bytes:
-        """Replaces the hashes of screenshots in a payload by data URIs."""
-        return b"".join(self.payloads.inlined(body))
 
     def _fail_left_out_group(self, group_key: int) -> None:
         """Fails a group of a delivery, if that can be written."""

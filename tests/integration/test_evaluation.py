@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout.agent_rollout import generate_rollout
-from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.app import app
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
+from slime_plugins.rollout_buffer.wire.query_params import TrajectoryFilters
 from tests.integration.conftest import ROLLOUT_BUFFER, BufferProcess, scripted_engine
 from tests.processes import children_of, process_table
 from tests.waiting import wait_until
@@ -231,9 +232,11 @@ def test_an_openai_compatible_server_plays_phones_and_edited_contexts(skilled_en
     assert report["slots"]["played"] == 2
     assert report["success"]["value"] == 1.0, report
     store = Store(tmp_path / "documents" / "buffer")
-    buffer = Buffer(store)
-    items = [item for _, item in buffer.items_of(buffer.job(report["job_id"]))]
+    inspection = Inspection(store)
+    keys = inspection.keys_before(TrajectoryFilters(job_id=report["job_id"]), None, 100)
+    items = [json.loads(inspection.payload(key)) for key in keys]
     store.close()
+    assert items
     assert not any(item.get("generations") for item in items)
 
 

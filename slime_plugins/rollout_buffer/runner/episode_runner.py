@@ -14,22 +14,20 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import (
     EngineAwayError,
     EngineError,
     EpisodeError,
     GeneratorError,
-    InvalidPayloadError,
     JobPausedError,
 )
 from slime_plugins.rollout_buffer.generator.base_generator import Generator
+from slime_plugins.rollout_buffer.generator.result_check import checked_trajectory
 from slime_plugins.rollout_buffer.observability.logs import log_fields
 from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
 from slime_plugins.rollout_buffer.observability.tracing import Attributes, Tracer
 from slime_plugins.rollout_buffer.rules.backoff import backoff_s
 from slime_plugins.rollout_buffer.rules.causes import CauseCode, Shortfall
-from slime_plugins.rollout_buffer.rules.validity import as_reward
 from slime_plugins.rollout_buffer.runner.attempt_timeout import AttemptTimeout, end_task
 from slime_plugins.rollout_buffer.runner.concurrency import ConcurrencyController, ConcurrencyLimiter
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
@@ -37,8 +35,7 @@ from slime_plugins.rollout_buffer.runner.group_admission import GroupAdmission
 from slime_plugins.rollout_buffer.runner.played_job import FencedError, PlayedJob
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, Outcome, SamplingParams, Trajectory
-from slime_plugins.rollout_buffer.wire.written_items import check_messages
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, JobState, SamplingParams, Trajectory
 
 RETRY_BASE_S = 0.5
 RETRY_CAP_S = 30.0
@@ -214,7 +211,7 @@ class EpisodeRunner:
         began = asyncio.get_running_loop().time()
         try:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
-                trajectory = _checked(await self._played(request), request)
+                trajectory = checked_trajectory(await self._played(request), request)
                 if not self._job.is_exact:
                     trajectory = replace(trajectory, generations=())
                 span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
@@ -369,40 +366,6 @@ def _attributes(record: GroupRecord, request: EpisodeRequest) -> Attributes:
         "attempt": request.attempt,
         "task": request.instance.task,
     }
-
-
-def _checked(trajectory: Trajectory, request: EpisodeRequest) -> Trajectory:
-    """Returns the checked trajectory, with its rewards as floats: rewards of NumPy's types cannot be stored.
-
-    Raises:
-        EpisodeError: the episode was aborted.
-        GeneratorError: the rewards or messages are invalid, or the trajectory is not that of the request.
-    """
-    if trajectory.outcome is Outcome.ABORTED:
-        raise EpisodeError("the episode was aborted from outside: its reward is unknown, not 0")
-    rewards = {"reward": trajectory.reward}
-    if trajectory.raw_reward is not None:
-        rewards["raw_reward"] = trajectory.raw_reward
-    for name, value in rewards.items():
-        try:
-            rewards[name] = as_reward(value)
-        except ValueError as error:
-            raise GeneratorError(f"play() returned the {name} {value!r:.100}: it {error}") from error
-    try:
-        check_messages(trajectory.messages)
-    except InvalidPayloadError as error:
-        raise GeneratorError(f"play() returned messages that cannot be trained: {error.message}") from error
-    turn_level = {"turn_rewards": trajectory.turn_rewards, "token_rewards": trajectory.token_rewards}
-    try:
-        wire.checked_turn_rewards(turn_level, trajectory.messages, trajectory.generations)
-    except InvalidPayloadError as error:
-        raise GeneratorError(f"play() returned rewards that do not fit its turns: {error.message}") from error
-    if trajectory.uid != request.uid or trajectory.instance_id != request.instance.instance_id:
-        raise GeneratorError(
-            f"play() returned a trajectory with uid/instance_id {trajectory.uid}/{trajectory.instance_id}, "
-            f"but its request has {request.uid}/{request.instance.instance_id}"
-        )
-    return replace(trajectory, **rewards)  # type: ignore[arg-type]  # the names are those of its rewards
 
 
 def _retry_delay(failures: int) -> float:

@@ -1,14 +1,14 @@
-"""One episode in a test: a generator is called as the runner calls it, and uid, outcome and reward are checked."""
+"""One episode in a test: a generator is called, and its trajectory checked, as by the runner."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from slime_plugins.rollout_buffer.engine.base import Engine
 from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
-from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, SamplingParams, Trajectory
+from slime_plugins.rollout_buffer.generator.result_check import checked_trajectory
+from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, SamplingParams, Trajectory
 
 
 def episode_request(
@@ -41,12 +41,11 @@ def episode_request(
 async def play_episode(
     generator: Generator, request: EpisodeRequest, engine: Engine, *, tokenizer: Any = None
 ) -> Trajectory:
-    """Starts a generator, plays one episode of it and closes it.
+    """Starts a generator, plays one episode of it, closes it, and returns the trajectory as the runner would store it.
 
     Raises:
-        AssertionError: the runner would refuse the trajectory: it has another uid or instance, an aborted outcome, or a
-            reward that is no finite number.
-        Exception: as the generator raises it; in the runner, an ``EpisodeError`` would fail the attempt.
+        EpisodeError, GeneratorError: the runner would refuse the trajectory; see ``checked_trajectory``.
+        Exception: as the generator raises it.
     """
     context = GeneratorContext(
         job_id=request.job_id, engine=engine, tokenizer=tokenizer, concurrency=1, options=request.options
@@ -56,8 +55,4 @@ async def play_episode(
         trajectory = await generator.play(request)
     finally:
         await generator.close()
-    if (trajectory.uid, trajectory.instance_id) != (request.uid, request.instance.instance_id):
-        raise AssertionError(f"{trajectory.uid}/{trajectory.instance_id} was returned for {request.uid}")
-    if trajectory.outcome is Outcome.ABORTED or not math.isfinite(trajectory.reward):
-        raise AssertionError(f"{request.uid} came back {trajectory.outcome} with the reward {trajectory.reward}")
-    return trajectory
+    return checked_trajectory(trajectory, request)

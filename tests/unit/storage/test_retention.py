@@ -11,6 +11,7 @@ import pytest
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.errors import NotFoundError, StorageFullError, UnavailableError
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.mismatch import trainer_rows_of
 from slime_plugins.rollout_buffer.state.trainer_reports import store_report
@@ -222,7 +223,8 @@ def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path)
         stored.append(f"u{number}")
     assert "--max-data-bytes" in str(refusal)
     assert stored
-    assert [uid for uid, _ in buffer.items_of(job)] == stored
+    assert buffer.count_trajectories(job.key) == len(stored)
+    assert all(Inspection(buffer.store).trajectory(uid, "j").body for uid in stored)
     buffer.store.close()
 
 

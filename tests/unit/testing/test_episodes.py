@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from slime_plugins.rollout_buffer.errors import EpisodeError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request, play_episode
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
@@ -54,11 +55,19 @@ async def test_an_episode_is_played_and_the_generator_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"uid": "another"}, {"instance_id": "8"}, {"outcome": Outcome.ABORTED}, {"reward": math.nan}]
+    "changes",
+    [
+        {"uid": "another"},
+        {"instance_id": "8"},
+        {"outcome": Outcome.ABORTED},
+        {"reward": math.nan},
+        {"messages": ({"role": "assistant", "content": 7},)},
+        {"turn_rewards": (0.5, 0.5)},
+    ],
 )
 async def test_what_the_runner_refuses_fails_the_test(changes: dict[str, Any]) -> None:
     tokenizer, generator = tokenizer_of_the_demo(), Counting(**changes)
-    with pytest.raises(AssertionError):
+    with pytest.raises((EpisodeError, GeneratorError)):
         await play_episode(
             generator, episode_request(LINE), FakeEngine(["four"], tokenizer=tokenizer), tokenizer=tokenizer
         )

@@ -16,7 +16,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, flat_sam
 from rollout_buffer_lab.run_processes import PACKAGE, buffer_and_engine, refuse_if_served
 from rollout_buffer_lab.scripted_engine.conversation import END_OF_TURN
 from slime.utils.types import Sample
-from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.cli.job_status import draw_job_status
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -40,6 +39,7 @@ from slime_plugins.rollout_buffer.errors import RolloutBufferError
 from slime_plugins.rollout_buffer.generator.context_editing.document import require_search_library
 from slime_plugins.rollout_buffer.generator.miniwob.browser import find_chromium
 from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages
+from slime_plugins.rollout_buffer.reporting.inspection import Inspection
 from slime_plugins.rollout_buffer.serve_settings import DEFAULT_PORT
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.tokenizer_loading import load_tokenizer
@@ -339,31 +339,22 @@ def _check_masks(trajectories: list[list[Sample]], settings: DemoSettings) -> No
     For ``statelm`` only replies after the last deletion are trained (``train_before_deletion``).
     """
     tokenizer = load_tokenizer(DEMO_TOKENIZER_PATH)
-    expected = _policy_replies(settings.folder.resolve() / "run")
-    for rows in trajectories:
-        if rows[0].remove_sample:
-            continue
-        trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
-        is_right = trained == expected[uid]
-        if settings.task == STATELM:
-            is_right = trained != "" and expected[uid].endswith(trained)
-        if not is_right:
-            raise DemoError(f"the masks of {uid} train tokens that the policy did not sample: {trained[:300]!r}")
+    with closing(Store(settings.folder.resolve() / "run" / "data")) as store:  # of the server, which has stopped
+        for rows in trajectories:
+            if rows[0].remove_sample:
+                continue
+            trained, uid = "".join(tokenizer.decode(_trained_ids(row)) for row in rows), str(rows[0].prompt)
+            expected = _assistant_text(json.loads(Inspection(store).trajectory(uid, JOB_ID).body)["messages"])
+            is_right = trained == expected
+            if settings.task == STATELM:
+                is_right = trained != "" and expected.endswith(trained)
+            if not is_right:
+                raise DemoError(f"the masks of {uid} train tokens that the policy did not sample: {trained[:300]!r}")
 
 
 def _trained_ids(sample: Sample) -> list[int]:
     mask = [0] * (len(sample.tokens) - sample.response_length) + list(sample.loss_mask or [])
     return [token for token, flag in zip(sample.tokens, mask, strict=True) if flag]
-
-
-def _policy_replies(run: Path) -> dict[str, str]:
-    """Reads the assistant's turns of every trajectory from the stopped server's store, by uid."""
-    store = Store(run / "data")
-    buffer = Buffer(store)
-    try:
-        return {uid: _assistant_text(item["messages"]) for uid, item in buffer.items_of(buffer.job(JOB_ID))}
-    finally:
-        store.close()
 
 
 def _assistant_text(messages: list[dict[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from slime_plugins.rollout_buffer.reporting.mismatch import describe_mismatch
 from slime_plugins.rollout_buffer.server.http import read_body, the_buffer
 from slime_plugins.rollout_buffer.server.routing import Routes
+from slime_plugins.rollout_buffer.state.trainer_reports import store_report
 from slime_plugins.rollout_buffer.wire.request_fields import parse
 from slime_plugins.rollout_buffer.wire.trainer_reports import MismatchQuery, TrainerReport
 from slime_plugins.rollout_buffer.wire.trajectory_replies import Mismatch, TrainerRowsKept
@@ -21,7 +22,7 @@ def trainer_rows(job_id: str) -> TrainerRowsKept:
     is left out and named.
     """
     report = parse(TrainerReport, read_body(with_nan=True))
-    return the_buffer().add_trainer_report(job_id, report)
+    return store_report(the_buffer().store, job_id, report, clock=the_buffer().clock)
 
 
 @routes.get("/jobs/{job_id}/mismatch")

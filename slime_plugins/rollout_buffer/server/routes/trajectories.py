@@ -72,7 +72,7 @@ def trajectory(uid: str, query: TrajectoryQuery) -> Response:
     stored = the_inspection().trajectory(uid, query.job_id)
     body = stored.body if query.generations else without_generations(stored.body)
     if query.images == "inline":
-        body = the_buffer().with_inline_images(body)
+        body = b"".join(the_buffer().payloads.inlined(body))
     return Response(orjson.dumps(stored.entry)[:-1] + b"," + body[1:], mimetype="application/json")
 
 

@@ -42,13 +42,6 @@ def members_of(connection: Connection, group_key: int) -> list[Member]:
     return [Member(**dict(row)) for row in connection.execute(query, (group_key,))]
 
 
-def uids_of(connection: Connection, job_key: int) -> list[str]:
-    """Returns the uids of a job's trajectories, oldest first."""
-    return [
-        row[0] for row in connection.execute("SELECT uid FROM trajectories WHERE job_key = ? ORDER BY key", (job_key,))
-    ]
-
-
 def insert_members(connection: Connection, group_key: int, members: Sequence[Member]) -> None:
     """Adds the members that a group is delivered with: each delivery of the group reads these rows."""
     rows = (
