@@ -39,7 +39,7 @@ from slime_plugins.rollout_buffer.serve_settings import token_from_environment
 from slime_plugins.rollout_buffer.storage.data_dir import OWNER_LOCK
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
-from slime_plugins.rollout_buffer.trainer.job_feed import FailureTally
+from slime_plugins.rollout_buffer.trainer.job_feed import call_with_retries
 from slime_plugins.rollout_buffer.trainer.settings import DEFAULT_LEASE_S
 from slime_plugins.rollout_buffer.types import Instance, JobState, Outcome
 
@@ -235,12 +235,7 @@ def _answer_of(call: Callable[P, Reply], *args: P.args, **kwargs: P.kwargs) -> R
     Raises:
         RetriesUsedUpError: the call failed more than ``MAX_FAILURES`` times.
     """
-    tally = FailureTally(getattr(call, "__name__", "a call"), MAX_FAILURES)
-    while True:
-        try:
-            return call(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
-            time.sleep(tally.pause_after(error))
+    return call_with_retries(getattr(call, "__name__", "a call"), MAX_FAILURES, lambda: call(*args, **kwargs))
 
 
 # --- the buffer ------------------------------------------------------------------------------------------------------

@@ -148,6 +148,16 @@ async def with_retries(what: str, max_failures: int | None, attempt: Callable[[]
             await asyncio.sleep(tally.pause_after(error))
 
 
+def call_with_retries(what: str, max_failures: int | None, call: Callable[[], Result]) -> Result:
+    """As ``with_retries``, for a call that blocks."""
+    tally = FailureTally(what, max_failures)
+    while True:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
+            time.sleep(tally.pause_after(error))
+
+
 def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> StartReply:
     """Sends ``start_rollout`` with retries; logs the notes of the reply.
 
@@ -156,16 +166,10 @@ def send_start(settings: FeedSettings, payload: Mapping[str, Any]) -> StartReply
         RetriesUsedUpError: calls to the buffer failed for too long.
     """
     client = RolloutBufferClient(settings.buffer_url, token=settings.token, timeout_s=settings.timeout_s)
-    tally = FailureTally("start_rollout", settings.max_failures)
-    while True:
-        try:
-            reply = client.start_rollout(payload)
-        except Exception as error:  # noqa: BLE001 - pause_after re-raises errors that cannot be retried
-            time.sleep(tally.pause_after(error))
-        else:
-            for note in reply.notes:
-                logger.warning("job %s: %s", reply.job_id, note)
-            return reply
+    reply = call_with_retries("start_rollout", settings.max_failures, lambda: client.start_rollout(payload))
+    for note in reply.notes:
+        logger.warning("job %s: %s", reply.job_id, note)
+    return reply
 
 
 class JobFeed:
