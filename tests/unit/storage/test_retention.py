@@ -224,7 +224,7 @@ def test_a_write_beyond_the_quota_is_refused_and_nothing_is_lost(tmp_path: Path)
     assert "--max-data-bytes" in str(refusal)
     assert stored
     assert buffer.count_trajectories(job.key) == len(stored)
-    assert all(Inspection(buffer.store).trajectory(uid, "j").body for uid in stored)
+    assert all(Inspection(buffer.store).trajectory(uid, None).body for uid in stored)
     buffer.store.close()
 
 
