@@ -209,6 +209,7 @@ def test_a_gateway_alone_serves_the_same_data_and_expires_what_is_forgotten(
     play(opened)
     requests.post(f"{gateway}/sessions/{opened['session_id']}/close", json={"reward": 1}, timeout=30)
     assert [item.uid for item in buffer.client.get_rollout_data(job_id=job_id).items] == [opened["session_id"]]
+    assert [path for path in (buffer.folder / "data").rglob("*") if path.stat().st_mode & 0o077] == []
     second = ChildProcess(
         "second",
         [*ROLLOUT_BUFFER, "gateway", "--port", str(free_port()), "--data-dir", str(buffer.folder / "data")],

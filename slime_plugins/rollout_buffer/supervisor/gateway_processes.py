@@ -7,6 +7,7 @@ its successor.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -84,6 +85,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
     Raises:
         ConfigError: another gateway has the data directory, the port is taken, or this version cannot read the data.
     """
+    os.umask(0o077)  # also for the children's files
     settings = settings.model_copy(update={"data_dir": settings.data_dir.resolve()})
     store = Store(settings.data_dir)
     processes = GatewayProcesses(settings, gateway_policy(60.0))  # the default of ``serve``

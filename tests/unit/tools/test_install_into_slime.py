@@ -388,7 +388,7 @@ def test_buffer_py_in_the_trainers_end_says_how_to_start_the_buffer(trainers_end
     done = run_in(trainers_end / "slime_plugins/rollout_buffer", sys.executable, "buffer.py")
 
     assert done.returncode == 1
-    assert "rollout-buffer serve --data-dir" in done.stderr
+    assert "pip install . in a checkout of the rollout buffer, rollout-buffer serve --data-dir" in done.stderr
 
 
 def test_a_python_without_the_services_packages_says_which_one_it_lacks(installed: Path) -> None:
