@@ -206,7 +206,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="slime-contract",
-        needs="also ROLLOUT_BUFFER_TEST_SLIME_PYTHON: a Python with torch, ray, transformers; slime's RolloutManager",
+        needs="also ROLLOUT_BUFFER_TEST_SLIME_PYTHON (torch, ray, transformers) and torch here; slime's RolloutManager",
         tests=(
             "tests/integration/test_slime_contract.py",
             "tests/integration/test_slime_sweep.py",
