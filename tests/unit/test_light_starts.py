@@ -20,6 +20,8 @@ STARTS: dict[str, set[str]] = {
     f"{BUFFER}.remote_rollout.main": set(),
     f"{BUFFER}.generator.android_world.config": set(),  # `serve` checks the devices' settings, whoever plays
     "slime.utils.mask_utils": set(),
+    "slime.rollout.agent_rollout": {"flask", "transformers", "orjson"},
+    f"{BUFFER}.trainer.row_builder": {"flask", "transformers", "orjson"},
 }
 """What is started, and the modules that it must come without; ``--help`` is the first."""
 WITHOUT_EXTRAS = """
