@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout import agent_rollout
 
 PROBE_GROUPS = 2
@@ -149,6 +150,19 @@ class LoopbackBuffer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def trainer_args(self, **changes: Any) -> Any:
+        """The arguments of a slime that trains two groups of two from here."""
+        values: dict[str, Any] = {
+            "rollout_buffer_url": self.url,
+            "prompt_data": "tasks.jsonl",
+            "hf_checkpoint": "none",
+            "rollout_batch_size": 2,
+            "n_samples_per_prompt": 2,
+            "rollout_buffer_wait_s": 0.05,
+            "fetch_trajectory_retry_times": 5,
+        }
+        return trainer_args(**{**values, **changes})
 
     def __enter__(self) -> LoopbackBuffer:
         self._thread.start()

@@ -129,7 +129,7 @@ def test_a_package_imports_only_from_lower_layers() -> None:
         (("slime", "slime_plugins"), ("ray",), RAY_USERS),
         # Who plays marks phases; where traces go is one module's business.
         (("slime", "slime_plugins"), ("opentelemetry",), ("observability.opentelemetry",)),
-        (("slime.utils",), (BUFFER, "slime.rollout"), ()),
+        (("slime.utils",), (BUFFER, "slime.rollout", "numpy", "requests", "tokenizers", "transformers"), ()),
         # torch is for images and slime's ranks.
         (("slime", "slime_plugins"), ("torch",), TORCH_USERS),
         # The lab comes in through entry points alone.

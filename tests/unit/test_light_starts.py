@@ -19,7 +19,7 @@ STARTS: dict[str, set[str]] = {
     f"{BUFFER}.gateway.main": set(),
     f"{BUFFER}.remote_rollout.main": set(),
     f"{BUFFER}.generator.android_world.config": set(),  # `serve` checks the devices' settings, whoever plays
-    "slime.utils.mask_utils": set(),
+    "slime.utils.mask_utils": {"jinja2", "numpy", "tokenizers", "transformers"},
     "slime.rollout.agent_rollout": {"flask", "transformers", "orjson"},
     f"{BUFFER}.trainer.row_builder": {"flask", "transformers", "orjson"},
 }

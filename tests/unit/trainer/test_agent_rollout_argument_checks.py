@@ -13,7 +13,7 @@ import pytest
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
 from slime.rollout import agent_rollout_argument_checks
-from slime.rollout.agent_rollout import generate_rollout, reset_jobs
+from slime.rollout.agent_rollout import generate_rollout
 from slime.rollout.agent_rollout_argument_checks import (
     check_arguments,
     is_tokenizer_alone,
@@ -176,7 +176,6 @@ def test_it_is_known_when_slime_has_no_log_probs_before_the_loss(changes: dict[s
 
 
 def test_the_refusal_comes_before_anything_is_started() -> None:
-    reset_jobs()
     with LoopbackBuffer(["task-0"]) as buffer:
         args = slimes_args(rollout_buffer_url=buffer.url, prompt_data="tasks.jsonl", log_passrate=True)
         with pytest.raises(ConfigError, match="--log-passrate"):

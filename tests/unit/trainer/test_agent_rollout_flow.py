@@ -35,34 +35,14 @@ TOO_MANY = ScriptedReply(status=429, body=b"<html>429 Too Many Requests</html>")
 UNAVAILABLE = ScriptedReply(status=503, body=b'{"error": {"code": "unavailable", "message": "not now", "detail": {}}}')
 
 
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
-    reset_jobs()
-
-
 @pytest.fixture
 def buffer() -> Iterator[LoopbackBuffer]:
     with LoopbackBuffer([f"task-{number}" for number in range(8)]) as running:
         yield running
 
 
-def args_for(buffer: LoopbackBuffer, **changes: Any) -> Any:
-    values: dict[str, Any] = {
-        "rollout_buffer_url": buffer.url,
-        "prompt_data": "tasks.jsonl",
-        "hf_checkpoint": "none",
-        "rollout_batch_size": 2,
-        "n_samples_per_prompt": 2,
-        "rollout_buffer_wait_s": 0.05,
-        "fetch_trajectory_retry_times": 5,
-    }
-    return trainer_args(**{**values, **changes})
-
-
 def trainer_of(buffer: LoopbackBuffer, *, start: int = 0, **changes: Any) -> MockTrainer:
-    return MockTrainer(args_for(buffer, **changes), start_rollout_id=start)
+    return MockTrainer(buffer.trainer_args(**changes), start_rollout_id=start)
 
 
 def instances(records: list[RolloutRecord]) -> list[str]:
@@ -72,22 +52,20 @@ def instances(records: list[RolloutRecord]) -> list[str]:
 # --- without trouble -------------------------------------------------------------------------------------------------
 
 
-def test_the_job_is_started_once_and_freshly_for_rollout_0(buffer: LoopbackBuffer) -> None:
+def test_the_job_is_started_once_and_freshly_and_asked_for_exactly_the_missing_groups(buffer: LoopbackBuffer) -> None:
     trainer_of(buffer).train(3)
 
     (start,) = buffer.bodies("/start_rollout")
-    assert start["fresh"] is True
-    assert start["skip_instance_ids"] == []
+    assert (start["fresh"], start["skip_instance_ids"]) == (True, [])
     assert start["start_id"]
-
-
-def test_polls_ask_for_exactly_the_missing_groups_under_a_lease(buffer: LoopbackBuffer) -> None:
-    trainer_of(buffer).train(1)
-
-    (poll,) = buffer.bodies("/get_rollout_data")
-    assert (poll["max_groups"], poll["lease_s"], poll["images"]) == (2, 600.0, "hash")
-    assert poll["job_id"] == buffer.bodies("/start_rollout")[0]["job_id"]
-    assert poll["consumer_id"]
+    for poll in buffer.bodies("/get_rollout_data"):
+        assert (poll["max_groups"], poll["lease_s"], poll["images"], poll["job_id"]) == (
+            2,
+            600.0,
+            "hash",
+            start["job_id"],
+        )
+        assert poll["consumer_id"]
 
 
 def test_groups_that_come_one_by_one_are_collected_and_acknowledged_on_the_way(buffer: LoopbackBuffer) -> None:
@@ -115,7 +93,7 @@ def test_consumed_ids_are_written_down_before_they_are_acknowledged(buffer: Loop
 
 
 async def test_a_rollout_runs_where_an_event_loop_is_running_already(buffer: LoopbackBuffer) -> None:
-    args = args_for(buffer)
+    args = buffer.trainer_args()
     output = generate_rollout(args, 0, CheckpointDataSource(args))
     again: Any = await generate_agent_rollout(args, 1, CheckpointDataSource(args))
 
@@ -190,23 +168,17 @@ def test_a_buffer_that_forgot_the_job_is_told_again(buffer: LoopbackBuffer) -> N
     assert buffer.bodies("/start_rollout")[-1]["fresh"] is False
 
 
-def test_a_cancelled_job_ends_the_wait_with_the_buffers_words(buffer: LoopbackBuffer) -> None:
+@pytest.mark.parametrize("state", ["cancelled", "failed"])
+def test_a_job_that_ended_ends_the_wait_with_its_cause_and_is_started_again_by_the_next_call(
+    buffer: LoopbackBuffer, state: str
+) -> None:
     trainer = trainer_of(buffer)
     trainer.train(1)
     job = buffer.only_job()
-    job.state, job.cause = "cancelled", "cancelled by request"
-
-    with pytest.raises(JobEndedError, match="is cancelled: cancelled by request"):
+    job.state, job.cause = state, "somebody said so"
+    with pytest.raises(JobEndedError, match=f"is {state}: somebody said so"):
         trainer.train(1)
-
-
-def test_a_failed_job_is_started_again_by_the_next_call(buffer: LoopbackBuffer) -> None:
-    trainer = trainer_of(buffer)
-    trainer.train(1)
-    buffer.only_job().state = "failed"
-    with pytest.raises(JobEndedError, match="is failed"):
-        trainer.train(1)
-    buffer.only_job().state = "running"
+    job.state = "running"
 
     assert instances(trainer.train(1)) == ["task-2", "task-3"]
     assert len(buffer.bodies("/start_rollout")) == 2
@@ -527,7 +499,7 @@ def test_an_evaluation_whose_start_was_not_answered_is_cancelled(buffer: Loopbac
 
 
 async def test_get_rollout_data_returns_items_and_meta_information(buffer: LoopbackBuffer) -> None:
-    start_rollout(buffer.url, args_for(buffer), {"0": ["task-0"]}, job_id="own")
+    start_rollout(buffer.url, buffer.trainer_args(), {"0": ["task-0"]}, job_id="own")
     items, meta_info = await get_rollout_data(buffer.url, timeout=40.0)
 
     assert {item["instance_id"] for item in items} == {f"task-{number}" for number in range(1, 8)}
@@ -536,7 +508,7 @@ async def test_get_rollout_data_returns_items_and_meta_information(buffer: Loopb
 
 
 async def test_get_rollout_data_raises_what_it_documents(buffer: LoopbackBuffer, unused_tcp_port: int) -> None:
-    start_rollout(buffer.url, args_for(buffer), {}, job_id="own")
+    start_rollout(buffer.url, buffer.trainer_args(), {}, job_id="own")
     buffer.script("/get_rollout_data", ScriptedReply(body=b'{"success": true, "data": 5}'))
     with pytest.raises(ValueError, match=r"reply\.data must be an object, not 5"):
         await get_rollout_data(buffer.url)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import cast
 
 import aiohttp
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 
 from slime_plugins.rollout_buffer.client import AsyncRolloutBufferClient
 from slime_plugins.rollout_buffer.errors import NotFoundError
-from slime_plugins.rollout_buffer.trainer import job_feed
-from slime_plugins.rollout_buffer.trainer.image_fetch import ImageCache, ImageFetcher, process_cache
+from slime_plugins.rollout_buffer.trainer.image_fetch import ImageCache, ImageFetcher
 from slime_plugins.rollout_buffer.trainer.job_feed import RetriesUsedUpError
 
 
@@ -61,13 +59,6 @@ def fetcher(
 ) -> ImageFetcher:
     client = cast("AsyncRolloutBufferClient", shelf)
     return ImageFetcher(client, cache or ImageCache(1000), at_once=at_once, max_failures=max_failures)
-
-
-@pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.0)
-    yield
-    process_cache(0)
 
 
 async def test_each_image_is_asked_for_once_however_often_it_is_wanted() -> None:

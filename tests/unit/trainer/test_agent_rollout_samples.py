@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,27 @@ from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import check_batch, flat_samples, trainer_args
 from slime.rollout.agent_rollout_data_postprocess import POSTPROCESS_PATH
-from slime.rollout.agent_rollout_samples import SampleConverter, finish_batch, rows_of, trajectories_of
+from slime.rollout.agent_rollout_sample_fields import (
+    check_weighs_trajectories,
+    execution_field,
+    execution_of,
+    set_execution,
+)
+from slime.rollout.agent_rollout_samples import (
+    SampleConverter,
+    finish_batch,
+    rows_of,
+    samples_of_group,
+    trajectories_of,
+)
+from slime.rollout.agent_rollout_settings import read_row_settings
 from slime.utils.mask_utils import Generation, WeightVersionSpan
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
-from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings, mask_generator
+from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
 from slime_plugins.rollout_buffer.wire import RolloutItem
+from tests.demo_tokens import chat_ids, ids_of, trained_text
 
 TWO_TURNS = (
     Generation([1, 2, 3], [10, 11], [-0.5, -0.25], weight_version="7"),
@@ -26,11 +42,6 @@ TWO_TURNS = (
 )
 BROKEN_PREFIX = (TWO_TURNS[0], Generation([1, 2, 9], [12], [-1.0], weight_version="8"))
 MESSAGES = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-
-
-def masks(path: str) -> Any:
-    """The mask generator of a tokenizer, as the trainer loads it."""
-    return mask_generator(MaskSettings(tokenizer_path=path, loss_mask_type="qwen", source=None))
 
 
 def item(**changes: Any) -> RolloutItem:
@@ -51,8 +62,11 @@ def group_of(*items: RolloutItem, size: int | None = None) -> list[Any]:
 
 
 def converter(size: int, **changes: Any) -> SampleConverter:
-    args = trainer_args(**{"hf_checkpoint": str(DEMO_TOKENIZER_PATH), "n_samples_per_prompt": size, **changes})
-    return SampleConverter(args, samples_per_group=size)
+    return SampleConverter(arguments(size, **changes), samples_per_group=size)
+
+
+def arguments(size: int, **changes: Any) -> Any:
+    return trainer_args(**{"hf_checkpoint": str(DEMO_TOKENIZER_PATH), "n_samples_per_prompt": size, **changes})
 
 
 def only_sample(**changes: Any) -> Sample:
@@ -90,20 +104,14 @@ def test_extra_info_cannot_replace_what_the_trainer_relies_on() -> None:
 
 def test_messages_are_used_where_there_are_no_generations() -> None:
     sample = only_sample(generations=())
-    tokenizer = masks(str(DEMO_TOKENIZER_PATH)).tokenizer
-    assert sample.loss_mask is not None
-    response = sample.tokens[-sample.response_length :]
-    trained = [token for token, mask in zip(response, sample.loss_mask, strict=True) if mask]
-
-    assert tokenizer.decode(trained) == "4<|im_end|>"
+    assert trained_text(sample.tokens[-sample.response_length :], sample.loss_mask) == "4<|im_end|>"
     assert sample.rollout_log_probs is None
     assert sample.metadata["token_source"] == "messages"
 
 
 def test_drift_is_counted_and_changes_nothing() -> None:
-    tokenizer = masks(str(DEMO_TOKENIZER_PATH)).tokenizer
-    prompt = tokenizer.apply_chat_template(MESSAGES[:1], add_generation_prompt=True, return_dict=False)
-    said, other = (tokenizer(f"{text}<|im_end|>")["input_ids"] for text in "45")
+    prompt = chat_ids("2 + 2?")
+    said, other = (ids_of(f"{text}<|im_end|>") for text in "45")
     items = [item(generations=(Generation(prompt, said),)), item(uid="b", generations=(Generation(prompt, other),))]
     worker = converter(2)
     (group,) = worker.groups(items)
@@ -185,6 +193,30 @@ def test_what_cannot_be_trained_becomes_a_dummy_that_says_why(changes: dict[str,
     assert (len(bad.tokens), bad.response_length, bad.loss_mask) == (2, 1, [0])
     assert bad.status is Sample.Status.ABORTED
     assert reason in bad.metadata["dummy_reason"]
+
+
+def with_lag(lag: int, trainer_version: int | None) -> tuple[Sample, Sample, Any]:
+    """A trajectory of version 7 and one of versions 7 and 8, and what was counted of them."""
+    worker = RowBuilder(read_row_settings(arguments(2, rollout_buffer_max_token_lag=lag), 2))
+    items = [item(generations=TWO_TURNS[:1]), item(uid="b", reward=0.25)]
+    (group,) = worker.groups(items, trainer_version=trainer_version)
+    old, newer = flat_samples(finish_batch([samples_of_group(group)], 0))
+    return old, newer, worker.counts
+
+
+def test_a_trajectory_of_which_every_token_is_too_old_is_a_dummy_that_is_counted_and_says_why() -> None:
+    dummy, newer, counts = with_lag(2, 10)
+
+    assert (dummy.remove_sample, dummy.reward) == (True, 0.25)
+    assert "more than 2 weight versions older than the trainer's version 10" in dummy.metadata["dummy_reason"]
+    assert (newer.remove_sample, newer.loss_mask) == (False, [1])
+    assert (counts["old_trajectories"], counts["dummies"]) == (1, 1)
+
+
+def test_where_the_trainers_version_is_not_known_nothing_is_too_old() -> None:
+    old, newer, counts = with_lag(0, None)
+
+    assert (sum(old.loss_mask or ()), sum(newer.loss_mask or ()), counts["old_tokens"]) == (2, 3, 0)
 
 
 @pytest.mark.parametrize("token", [-1, 12_288, 2**24, 2**31, 10**12])
@@ -355,3 +387,40 @@ def test_any_batch_is_one_that_slime_takes(groups: list[list[RolloutItem]], roll
     indices = [{row.group_index for rows in trajectories_of([group]) for row in rows} for group in batch]
     assert all(len(index) == 1 for index in indices)
     assert len(set.union(*indices)) == len(batch)
+
+
+@dataclass
+class SampleOfV030:
+    """Its ``rollout_id`` can be written and not read, as in v0.3.0."""
+
+    group_id: int | None = None
+
+    @property
+    def rollout_id(self) -> int:
+        raise AttributeError("deprecated")
+
+
+@dataclass
+class SampleOfV022:
+    """Each row is weighed alone."""
+
+    index: int = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "number"), [(Sample, "rollout_id", 3), (SampleOfV030, "group_id", 3), (SampleOfV022, None, None)]
+)
+def test_rows_share_the_field_that_this_slime_has(kind: type, field: str | None, number: int | None) -> None:
+    sample = kind()
+    assert execution_of(sample) is None
+    set_execution(sample, 3)
+
+    assert execution_field(kind) == field
+    assert execution_of(sample) == number
+
+
+def test_several_rows_are_refused_only_where_each_would_weigh_alone() -> None:
+    check_weighs_trajectories([1, 2], Sample)
+    check_weighs_trajectories([1, 1], SampleOfV022)
+    with pytest.raises(ConfigError, match="rollout_mode incremental"):
+        check_weighs_trajectories([1, 2], SampleOfV022)

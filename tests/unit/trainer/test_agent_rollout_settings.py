@@ -217,6 +217,7 @@ def read_everything(args: Any) -> None:
         ("rollout_buffer_keep_images", ("false", 1)),
         ("rollout_buffer_on_policy", (0, "false")),
         ("rollout_buffer_max_row_tokens", ("x", -1, 1.5)),
+        ("rollout_buffer_max_token_lag", (-1, 1.5, "2", True)),
         ("rollout_buffer_report_rows", (-1, "x", 1001)),
         ("rollout_buffer_turn_discount", (2, math.nan, "x", True)),
         ("rollout_buffer_job_id", (7,)),

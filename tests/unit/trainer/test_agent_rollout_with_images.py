@@ -13,19 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer, RolloutRecord
 from slime.rollout import agent_rollout
-from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.errors import ConfigError
-from slime_plugins.rollout_buffer.trainer import delivery_conversion, job_feed
-from slime_plugins.rollout_buffer.trainer.image_fetch import process_cache
+from slime_plugins.rollout_buffer.trainer import delivery_conversion
+from slime_plugins.rollout_buffer.trainer.delivery_conversion import available_bytes
 from slime_plugins.rollout_buffer.trainer.vision import ImageFeatures
 from tests.loopback_buffer import LoopbackBuffer, probe_item
 from tests.pictures import png
 
 PAD = 99
-
-
 FIRST = png((4, 4), 7, mode="L")
 OWN = [png((4, 4), 100 + slot, mode="L") for slot in range(2)]
 HASHES = {name: hashlib.sha256(data).hexdigest() for name, data in {"first": FIRST, 0: OWN[0], 1: OWN[1]}.items()}
@@ -67,15 +64,6 @@ def item_with_images(instance_id: str, *, epoch: int, slot: int, group_index: in
     return item | {"images": [HASHES["first"], HASHES[slot]]}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
-    reset_jobs()
-    yield
-    process_cache(0)
-
-
 @pytest.fixture
 def vision(monkeypatch: pytest.MonkeyPatch) -> ShadeVision:
     sees = ShadeVision()
@@ -92,17 +80,8 @@ def buffer() -> Iterator[LoopbackBuffer]:
 
 
 def trained(buffer: LoopbackBuffer, rollouts: int = 1, **changes: Any) -> list[RolloutRecord]:
-    values: dict[str, Any] = {
-        "rollout_buffer_url": buffer.url,
-        "prompt_data": "tasks.jsonl",
-        "hf_checkpoint": "none",
-        "rollout_batch_size": 2,
-        "n_samples_per_prompt": 2,
-        "rollout_buffer_wait_s": 0.05,
-        "fetch_trajectory_retry_times": 5,
-        "rollout_buffer_short_groups": "keep",
-    }
-    return MockTrainer(trainer_args(**{**values, **changes})).train(rollouts)
+    changes = {"rollout_buffer_short_groups": "keep", **changes}
+    return MockTrainer(buffer.trainer_args(**changes)).train(rollouts)
 
 
 def asked_images(buffer: LoopbackBuffer) -> list[str]:
@@ -192,3 +171,19 @@ def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
     with caplog.at_level(logging.WARNING):
         trained(buffer)
     assert len([line for line in caplog.messages if "and the whole batch about" in line]) == 1
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [("max", 8 * MIB), (str(10 * MIB), 10 * MIB - 5 * MIB + 2 * MIB), (str(4 * MIB), MIB), (None, 8 * MIB)],
+)
+def test_the_smaller_of_machine_and_control_group_counts(tmp_path: Path, limit: str | None, left: int) -> None:
+    (tmp_path / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {8 * 1024} kB\n")
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(str(5 * MIB))
+        (tmp_path / "memory.stat").write_text(f"anon 7\ninactive_file {2 * MIB}\n")
+    assert available_bytes(tmp_path / "meminfo", tmp_path) == left

@@ -19,7 +19,6 @@ Message = dict[str, Any]
 
 
 def ids(text: str, name: str = "small-plain") -> list[int]:
-    """The ids of a text, markers included."""
     found: list[int] = chat_tokenizers.load(name)(text, add_special_tokens=False)["input_ids"]
     return found
 
@@ -36,7 +35,6 @@ TWO_TURNS = [user("Open the settings"), assistant("tap"), user("and then"), assi
 
 
 def report(generations: list[Generation], messages: list[Message] = TWO_TURNS) -> DriftReport:
-    """The report on these generations."""
     return generator_of("small-plain").report_drift(messages, generations)
 
 

@@ -1,4 +1,4 @@
-"""The mask viewer: every token is shown once, in its category, in the terminal and on the page."""
+"""The mask viewer shows every token once, in its category; the pictures of the page on masks are up to date."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from slime.utils.mask_utils import Generation
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.wire import encode_generations
+from tests.demo_tokens import chat_ids, ids_of
+from tools.write_mask_pictures import FOLDER, PICTURES, MaskTools, picture_svg, strips_of
 
-PROGRAM = Path(__file__).resolve().parents[3] / "tools" / "show_mask.py"
+ROOT = Path(__file__).resolve().parents[3]
 MESSAGES = [
     {"role": "user", "content": "Open <b>settings</b>"},
     {"role": "assistant", "content": "tap 😀"},
@@ -28,23 +29,13 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def show() -> Callable[[list[str]], int]:
-    """The program's main function."""
-    main: Callable[[list[str]], int] = runpy.run_path(str(PROGRAM))["main"]
+    main: Callable[[list[str]], int] = runpy.run_path(str(ROOT / "tools" / "show_mask.py"))["main"]
     return main
 
 
 def write(path: Path, content: Any) -> str:
-    """Writes a JSON file and names it."""
     path.write_text(json.dumps(content), encoding="utf-8")
     return str(path)
-
-
-def tokenize(text: str) -> list[int]:
-    """The demo tokenizer's ids."""
-    from transformers import AutoTokenizer
-
-    found: list[int] = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH)(text, add_special_tokens=False)["input_ids"]
-    return found
 
 
 def test_a_conversation_is_shown_whole(
@@ -70,8 +61,7 @@ def test_the_page_is_self_contained_and_escapes_what_it_shows(show: Callable[[li
 def test_a_stored_item_is_shown_as_its_rows_with_its_drift(
     show: Callable[[list[str]], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompt = tokenize("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    answer = tokenize("yes<|im_end|>")
+    prompt, answer = chat_ids("hi"), ids_of("yes<|im_end|>")
     generations = [
         Generation(prompt, answer, [-0.5] * len(answer)),
         Generation([*prompt, 0], answer, [-0.5] * len(answer)),
@@ -85,3 +75,15 @@ def test_a_stored_item_is_shown_as_its_rows_with_its_drift(
     assert "row 1, generations 0" in out
     assert "row 2, generations 1" in out
     assert "would differ: context, rows" in out
+
+
+@pytest.fixture(scope="module")
+def tools() -> MaskTools:
+    return MaskTools()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_up_to_date_and_in_the_page(name: str, tools: MaskTools) -> None:
+    wanted = picture_svg(strips_of(name, tools), tools.tokenizer.decode)
+    assert (FOLDER / name).read_text(encoding="utf-8") == wanted, "python tools/write_mask_pictures.py draws it"
+    assert f"](images/{name})" in (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,24 +25,20 @@ INJECTION = (
 
 
 def tool(text: Any) -> Message:
-    """A tool's result."""
     return {"role": "tool", "content": text}
 
 
 def call(name: str, arguments: Any) -> dict[str, Any]:
-    """A tool call."""
     return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def trained(name: str, messages: list[Message], tools: Any = None) -> list[str]:
-    """The texts that are trained."""
-    one = generator_of(name)
-    return one.get_text_from_loss_mask(*one.get_loss_mask(messages, tools))
+def trained(one: str | MultiTurnLossMaskGenerator, messages: list[Message]) -> list[str]:
+    one = generator_of(one) if isinstance(one, str) else one
+    return one.get_text_from_loss_mask(*one.get_loss_mask(messages))
 
 
-def with_template(template: str, kind: str = "small_chatml") -> Any:
-    """A small tokenizer of its own with this template."""
-    tokenizer: Any = chat_tokenizers.load("small-plain" if kind == "small_chatml" else "small-deepseek")
+def with_template(template: str) -> Any:
+    tokenizer: Any = chat_tokenizers.load("small-plain")
     copied = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()), eos_token=tokenizer.eos_token
     )
@@ -102,7 +96,7 @@ def test_what_is_undecided_is_logged_once_as_a_warning(caplog: pytest.LogCapture
 def test_a_template_that_reads_its_own_markers_in_messages_trains_nothing() -> None:
     template = SIMPLE.replace("m.content", "('piped' if '|' in m.content else m.content)")
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
-    assert one.get_text_from_loss_mask(*one.get_loss_mask([user("hi"), assistant("two")])) == ["two<|im_end|>"]
+    assert trained(one, [user("hi"), assistant("two")]) == ["two<|im_end|>"]
 
     masked = one.mask_conversation([user("a|b"), assistant("two")])
 
@@ -139,8 +133,7 @@ def test_a_reply_that_spells_the_token_before_a_users_message_is_trained_to_its_
         "'<|im_start|>' + m.role", "('<|im_start|>' if m.role == 'assistant' else '<tool_call>') + m.role"
     )
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen")
-    token_ids, loss_mask = one.get_loss_mask([user("one"), assistant("two <tool_call> three")])
-    assert one.get_text_from_loss_mask(token_ids, loss_mask) == ["two <tool_call> three<|im_end|>"]
+    assert trained(one, [user("one"), assistant("two <tool_call> three")]) == ["two <tool_call> three<|im_end|>"]
 
 
 def test_a_token_across_the_end_of_a_turn_merges_no_beginning_in_the_drift() -> None:
@@ -176,8 +169,7 @@ def test_a_turn_is_not_cut_by_markers_in_its_own_text(name: str) -> None:
 )
 def test_a_role_that_spells_a_header_is_not_the_assistant(role: str) -> None:
     one = MultiTurnLossMaskGenerator(with_template(SIMPLE), "qwen")
-    texts = one.get_text_from_loss_mask(*one.get_loss_mask([{"role": role, "content": "theirs"}, assistant("mine")]))
-    assert texts == ["mine<|im_end|>"]
+    assert trained(one, [{"role": role, "content": "theirs"}, assistant("mine")]) == ["mine<|im_end|>"]
 
 
 # Messages in other forms.
@@ -267,7 +259,7 @@ def test_a_registered_type_is_used_everywhere(monkeypatch: pytest.MonkeyPatch) -
     register_loss_mask_type("last_turn", last_turn_only)
     one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "last_turn")
     messages = [user("one"), assistant("two"), user("three"), assistant("four")]
-    assert one.get_text_from_loss_mask(*one.get_loss_mask(messages)) == ["four<|im_end|>"]
+    assert trained(one, messages) == ["four<|im_end|>"]
     assert one.get_loss_masks([messages, messages]) == [one.get_loss_mask(messages)] * 2
     with pytest.raises(ValueError, match="exists already"):
         register_loss_mask_type("last_turn", last_turn_only)
@@ -361,8 +353,7 @@ def test_a_block_that_a_template_always_closes_is_sampled_where_the_prompt_only_
     template = always.replace("'<|im_start|>assistant\n' if", "'<|im_start|>assistant\n<think>\n' if")
     one = MultiTurnLossMaskGenerator(with_template(template), "qwen3_5")
     messages = [user("one"), assistant("two"), user("three"), assistant("four")]
-    texts = one.get_text_from_loss_mask(*one.get_loss_mask(messages))
-    for text, content in zip(texts, ("two", "four"), strict=True):
+    for text, content in zip(trained(one, messages), ("two", "four"), strict=True):
         assert text.endswith(f"</think>\n\n{content}<|im_end|>")
         assert "<think>" not in text
 
@@ -377,8 +368,7 @@ def test_markers_that_are_no_tokens_at_all_are_found_by_offsets() -> None:
 
 
 def test_a_generator_travels_to_another_process() -> None:
-    one = MultiTurnLossMaskGenerator(chat_tokenizers.load("small-plain"), "qwen3")
-    messages = [user("one"), assistant("two")]
+    one, messages = generator_of("small-plain"), [user("one"), assistant("two")]
     wanted = one.get_loss_mask(messages)
     assert pickle.loads(pickle.dumps(one)).get_loss_mask(messages) == wanted
 
@@ -391,19 +381,8 @@ def test_threads_may_share_a_generator() -> None:
     assert masks == [generator_of("small-plain").get_loss_mask(messages) for messages in conversations]
 
 
-def test_nothing_but_the_standard_library_is_imported() -> None:
-    program = (
-        "import sys, slime.utils.mask_utils as m; m.MultiTurnLossMaskGenerator(object(), 'qwen');"
-        "own = {n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names);"
-        "print(sorted(n for n in own if n in ('torch', 'numpy', 'transformers', 'tokenizers', 'jinja2')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize(
-    ("name", "lengths"),
-    [("small-default-system", (27, 3)), ("small-plain", (0, 3)), ("small-thinking", (0, 5))],
+    ("name", "lengths"), [("small-default-system", (27, 3)), ("small-plain", (0, 3)), ("small-thinking", (0, 5))]
 )
 def test_slimes_measures_of_a_template_are_there(name: str, lengths: tuple[int, int]) -> None:
     """The numbers are those of slime's own class for the same tokenizers."""

@@ -20,12 +20,6 @@ SAMPLES = 2
 PAYLOAD = {"job_id": "job", "task_type": "probe", "num_epoch": 1, "num_repeat_per_sample": SAMPLES}
 
 
-@pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "FIRST_POLL_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_feed, "MIN_POLL_S", 0.01)
-
-
 @pytest.fixture
 def buffer() -> Iterator[LoopbackBuffer]:
     with LoopbackBuffer([f"task-{number}" for number in range(5)]) as running:

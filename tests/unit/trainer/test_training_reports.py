@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
+from rollout_buffer_lab.mock_trainer import MockTrainer
 from slime.rollout.agent_rollout_data_postprocess import (
     RowName,
     drop_unknown_log_probs,
@@ -90,15 +90,7 @@ def test_the_name_of_a_row_is_its_instance_id_and_survives_the_way_to_another_pr
 
 def test_every_sample_of_a_rollout_names_its_row() -> None:
     with LoopbackBuffer(["task-0", "task-1"]) as buffer:
-        args = trainer_args(
-            rollout_buffer_url=buffer.url,
-            prompt_data="tasks.jsonl",
-            hf_checkpoint="none",
-            rollout_batch_size=2,
-            n_samples_per_prompt=2,
-            rollout_buffer_job_id="named",
-        )
-        (record,) = MockTrainer(args).train(1)
+        (record,) = MockTrainer(buffer.trainer_args(rollout_buffer_job_id="named")).train(1)
 
     names: list[Any] = [sample.index for sample in record.samples]
     said = [(name, name.job_id, name.uid, name.row) for name in names]
