@@ -386,6 +386,15 @@ def test_a_data_set_is_loaded_back_with_its_screenshots(served: Served, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "set"]
 
 
+@pytest.mark.parametrize("file_format", ["parquet", "datasets"])
+def test_a_format_without_its_libraries_names_its_extra(
+    served: Served, tmp_path: Path, file_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused = served.run("export", "j", "--format", file_format, "--output", str(tmp_path / "out"))
+    assert (refused.exit_code, f"--format {file_format} needs the extra '{file_format}'" in refused.stderr) == (2, True)
+
+
 def test_an_export_replaces_nothing_unless_told_to(served: Served, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     assert served.run("export", "j", "--output", str(tmp_path / "out")).exit_code == 2

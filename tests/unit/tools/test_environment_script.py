@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -167,3 +169,18 @@ def test_cuda_is_installed_only_where_there_is_a_gpu(
     for call in of_torch:
         assert " --no-deps --extra-index-url https://download.pytorch.org/whl/cpu torch==" in call
         assert call.endswith("+cpu")
+
+
+def test_every_pinned_package_installs_on_the_first_patch_of_each_supported_python() -> None:
+    """Debian 12 has Python 3.11.2. Only packages that are installed in the pinned version are looked at."""
+    pins = (ROOT / "requirements" / "constraints.txt").read_text(encoding="utf-8").split()
+    installed = {f"{one.name.lower()}=={one.version}": one.metadata for one in importlib.metadata.distributions()}
+    accepted = {
+        pin: SpecifierSet(installed[pin]["Requires-Python"])
+        for pin in pins
+        if pin in installed and "Requires-Python" in installed[pin]
+    }
+
+    assert len(accepted) > 100
+    first_patches = ("3.11.0", "3.12.0", "3.13.0")
+    assert [pin for pin, pythons in accepted.items() if not all(map(pythons.contains, first_patches))] == []

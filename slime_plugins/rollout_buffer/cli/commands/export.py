@@ -234,10 +234,10 @@ def _writer(file_format: Format) -> Callable[[_Export, Path], None]:
     """Returns the writer of a format; if its library is missing, raises before any trajectory is read."""
     if file_format is Format.JSONL:
         return _write_jsonl
-    _require_library("pyarrow", "parquet")
+    _require_library("pyarrow", file_format.value)
     if file_format is Format.PARQUET:
         return _write_parquet
-    _require_library("datasets", "datasets")
+    _require_library("datasets", file_format.value)
     return _write_data_set
 
 
