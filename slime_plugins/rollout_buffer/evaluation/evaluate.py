@@ -7,7 +7,6 @@ evaluation that was interrupted or killed attaches to its job and continues with
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
@@ -36,7 +35,7 @@ from slime_plugins.rollout_buffer.rules.causes import CauseCode
 from slime_plugins.rollout_buffer.rules.job_states import OPEN_STATES
 from slime_plugins.rollout_buffer.rules.weight_versions import versions_of
 from slime_plugins.rollout_buffer.serve_settings import token_from_environment
-from slime_plugins.rollout_buffer.storage.data_dir import OWNER_LOCK
+from slime_plugins.rollout_buffer.storage.data_dir import OWNER_LOCK, lock_within, try_lock
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from slime_plugins.rollout_buffer.supervisor.child_startup import wait_until_healthy
 from slime_plugins.rollout_buffer.trainer.job_feed import call_with_retries
@@ -245,7 +244,7 @@ def _answer_of(call: Callable[P, Reply], *args: P.args, **kwargs: P.kwargs) -> R
 def _locked_output(output: Path) -> Iterator[None]:
     """Locks the folder against a second call."""
     with (output / "evaluation.lock").open("w", encoding="utf-8") as lock:
-        if not _lock(lock, timeout_s=0.0):
+        if not try_lock(lock.fileno()):
             raise ConfigError(f"another rollout-buffer eval uses {output}: wait for it, or give another --output")
         yield
 
@@ -285,22 +284,8 @@ def _wait_until_released(data_dir: Path) -> None:
     if not (data_dir / OWNER_LOCK).exists():
         return
     with (data_dir / OWNER_LOCK).open("a", encoding="utf-8") as lock:
-        if not _lock(lock, RELEASE_TIMEOUT_S):
+        if not lock_within(lock.fileno(), RELEASE_TIMEOUT_S):
             raise EvaluationError(f"a process still serves {data_dir}: stop it, or wait, and call again")
-
-
-def _lock(file: IO[str], timeout_s: float) -> bool:
-    """Locks a file; returns False if another process holds it for longer than ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.1)
-        else:
-            return True
 
 
 # --- the records of the report ---------------------------------------------------------------------------------------

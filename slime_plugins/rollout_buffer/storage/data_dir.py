@@ -94,13 +94,20 @@ def acquire_ownership(data_dir: Path) -> IO[bytes]:
     """
     prepare(data_dir)
     descriptor = open_lock_file(data_dir / OWNER_LOCK)
-    deadline = time.monotonic() + OWNERSHIP_TIMEOUT_S
+    if not lock_within(descriptor, OWNERSHIP_TIMEOUT_S):
+        os.close(descriptor)
+        raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
+    return os.fdopen(descriptor, "rb")
+
+
+def lock_within(descriptor: int, timeout_s: float) -> bool:
+    """Locks a file; returns False if another process holds it for longer than ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
     while not try_lock(descriptor):
         if time.monotonic() >= deadline:
-            os.close(descriptor)
-            raise ConfigError(f"another rollout-buffer serve uses {data_dir}: stop it, or give another --data-dir")
+            return False
         time.sleep(0.05)
-    return os.fdopen(descriptor, "rb")
+    return True
 
 
 def is_owned(data_dir: Path) -> bool:

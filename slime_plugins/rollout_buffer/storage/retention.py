@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from slime_plugins.rollout_buffer.storage.data_dir import try_lock
@@ -62,41 +62,43 @@ def purge(store: Store, *, now: float, retain_s: float) -> Purged:
 
 
 def would_purge(store: Store, *, now: float, retain_s: float) -> Purged:
-    """Returns the numbers that ``purge`` would return now: runs its statements in one transaction and rolls them back.
-
-    Other processes cannot write meanwhile.
-    """
-    with store.write() as connection:
-        connection.execute("SAVEPOINT dry_run")
-        payloads, images, _ = _purge_rows(connection, now, retain_s, -1)
-        sizes = [size for _, size in _unreferenced_packs(store, connection)]
-        connection.execute("ROLLBACK TO dry_run")
+    """Returns the numbers that ``purge`` would return now; only reads."""
+    with store.read() as connection:
+        before = clock_rows.time_of_age(connection, now, retain_s)
+        oldest_kept_turn = turn_rows.oldest_kept_turn(connection, before, now)
+        before = min(before, payload_rows.oldest_needed(connection, before, now))
+        newest, _ = payload_rows.newest_to_purge(connection, before, -1)
+        payloads = payload_rows.count_payloads(connection, newest)
+        before = min(before, oldest_kept_turn)
+        images = image_rows.count_images(connection, before)
+        referenced = pack_rows.referenced_packs(connection, purged_to=newest, images_purged_before=before)
+        sizes = [size for _, size in _unreferenced_packs(store, referenced)]
     return Purged(payloads, images, len(sizes), sum(sizes))
 
 
 def _purge_rows(connection: Connection, now: float, retain_s: float, limit: int) -> tuple[int, int, bool]:
     """Purges rows; returns the numbers of purged payloads and screenshots, and whether more payloads may be left.
 
-    At most ``limit`` payloads are purged; -1 is no limit.
+    At most ``limit`` payloads are purged.
     """
-    before = clock_rows.time_before(connection, now, retain_s)
+    before = clock_rows.time_of_age(connection, now, retain_s)
     turn_rows.purge_turns(connection, before)
     turn_rows.purge_rollouts(connection, before)
     before = min(before, payload_rows.oldest_needed(connection, before, now))
     trainer_rows.purge_log_probs(connection, before)
     attempt_rows.purge_transcripts(connection, before)
-    payloads, more = payload_rows.purge_payloads(connection, before, limit)
-    before = min(before, turn_rows.oldest_turn(connection, now))
+    newest, more = payload_rows.newest_to_purge(connection, before, limit)
+    payloads = payload_rows.purge_payloads(connection, newest)
+    before = min(before, turn_rows.oldest_kept_turn(connection, before, now))
     images = 0 if more else image_rows.purge_images(connection, before)  # after all payloads that name them
     return payloads, images, more
 
 
-def _unreferenced_packs(store: Store, connection: Connection) -> Iterator[tuple[int, int]]:
-    """Yields number and size of each pack that no row refers to and no process appends to.
+def _unreferenced_packs(store: Store, referenced: Container[int]) -> Iterator[tuple[int, int]]:
+    """Yields number and size of each pack that is not in ``referenced`` and that no process appends to.
 
     The pack is locked until the next one is asked for.
     """
-    referenced = pack_rows.referenced_packs(connection)
     for number in packs_in(store.packs_dir):
         if number in referenced:
             continue
@@ -115,11 +117,11 @@ def _remove_unreferenced_packs(store: Store) -> list[int]:
     file in the transaction of the row.
     """
     with store.read() as connection:
-        if not any(_unreferenced_packs(store, connection)):
+        if not any(_unreferenced_packs(store, pack_rows.referenced_packs(connection))):
             return []
     sizes = []
     with store.write() as connection:
-        for number, size in _unreferenced_packs(store, connection):
+        for number, size in _unreferenced_packs(store, pack_rows.referenced_packs(connection)):
             pack_path(store.packs_dir, number).unlink()
             pack_rows.delete_pack(connection, number)
             sizes.append(size)

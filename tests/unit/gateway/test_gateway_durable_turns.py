@@ -10,7 +10,7 @@ import pytest
 
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.storage.retention import purge
+from slime_plugins.rollout_buffer.storage.retention import purge, would_purge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import (
     LOOK,
@@ -171,6 +171,7 @@ async def test_pictures_of_an_open_session_outlive_the_retention(tmp_path: Path)
         opened = await gateway.open(job)
         one = message_of(await gateway.chat(opened, [LOOK]))
         later = gateway.buffer.clock() + 1000
+        assert would_purge(gateway.buffer.store, now=later, retain_s=10).images == 0
         assert purge(gateway.buffer.store, now=later, retain_s=10).images == 0
     async with gateway_on(tmp_path, counting_engine()) as gateway:
         message_of(await gateway.chat(opened, [LOOK, one, USER]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -122,7 +123,9 @@ def test_a_long_backlog_is_purged_in_short_transactions(
     write(buffer, job, written("a0"), written("a1"), with_screenshot("a2", "i", 0))
     poll(buffer, job)
     clock.advance(100)
-    would = would_purge(buffer.store, now=clock.now, retain_s=50)
+    with monkeypatch.context() as of_the_dry_run:
+        of_the_dry_run.setattr(buffer.store, "write", Mock(side_effect=AssertionError("a dry run only reads")))
+        would = would_purge(buffer.store, now=clock.now, retain_s=50)
     with buffer.store.write() as connection:
         first = retention._purge_rows(connection, clock.now, 50, 1)
     assert first == (1, 0, True), "the screenshots of payloads that are still there stay"

@@ -179,8 +179,8 @@ def test_rows_from_before_two_jumps_are_no_older_than_they_are(buffer: Buffer) -
     with buffer.store.write() as connection:
         clock_rows.move_times(connection, DAY_S, 11 * DAY_S)
         clock_rows.move_times(connection, 3 * DAY_S, 19 * DAY_S)
-        assert clock_rows.time_before(connection, 20 * DAY_S, 7 * DAY_S) == 9 * DAY_S
-        assert clock_rows.time_before(connection, 20 * DAY_S, DAY_S / 2) == 19.5 * DAY_S
+        assert clock_rows.time_of_age(connection, 20 * DAY_S, 7 * DAY_S) == 9 * DAY_S
+        assert clock_rows.time_of_age(connection, 20 * DAY_S, DAY_S / 2) == 19.5 * DAY_S
 
 
 def test_the_times_that_are_shown_follow_the_clock(machine: Machine, supervisor: Buffer) -> None:

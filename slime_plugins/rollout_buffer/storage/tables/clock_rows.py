@@ -26,7 +26,7 @@ def move_times(connection: Connection, jump_s: float, now: float) -> None:
     connection.execute("DELETE FROM clock_jumps WHERE key <= (SELECT max(key) FROM clock_jumps) - ?", (KEPT_JUMPS,))
 
 
-def time_before(connection: Connection, now: float, age_s: float) -> float:
+def time_of_age(connection: Connection, now: float, age_s: float) -> float:
     """Returns the time to compare with stored times: rows with an earlier one are older than ``age_s``.
 
     A row written before the clock was set forward looks older than it is; the returned time allows for these jumps.

@@ -44,6 +44,11 @@ def replace_image(connection: Connection, sha256: str, ref: BlobRef) -> None:
     connection.execute("UPDATE images SET place = ? WHERE sha256 = ?", (str(ref), bytes.fromhex(sha256)))
 
 
+def count_images(connection: Connection, before: float) -> int:
+    """Counts the images that ``purge_images`` would delete."""
+    return int(connection.execute("SELECT count(*) FROM images WHERE last_used < ?", (before,)).fetchone()[0])
+
+
 def purge_images(connection: Connection, before: float) -> int:
     """Deletes images that no trajectory has named since a time; returns their number."""
     return connection.execute("DELETE FROM images WHERE last_used < ?", (before,)).rowcount

@@ -20,14 +20,15 @@ def mark_packs_used(connection: Connection, refs: Iterable[BlobRef]) -> None:
     )
 
 
-def referenced_packs(connection: Connection) -> set[int]:
-    """Returns the packs that images or trajectories refer to."""
+def referenced_packs(connection: Connection, *, purged_to: int = 0, images_purged_before: float = 0.0) -> set[int]:
+    """Returns the packs that images or trajectories refer to, without trajectories up to the key ``purged_to`` and
+    images that were last used before a time."""
     query = (
-        "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images UNION "
-        "SELECT DISTINCT CAST(substr(body_place, 1, instr(body_place, ':') - 1) AS INTEGER) FROM trajectories "
-        "WHERE body_place IS NOT NULL"
+        "SELECT DISTINCT CAST(substr(place, 1, instr(place, ':') - 1) AS INTEGER) FROM images WHERE last_used >= ? "
+        "UNION SELECT DISTINCT CAST(substr(body_place, 1, instr(body_place, ':') - 1) AS INTEGER) FROM trajectories "
+        "WHERE key > ? AND body_place IS NOT NULL"
     )
-    return {int(row[0]) for row in connection.execute(query)}
+    return {int(row[0]) for row in connection.execute(query, (images_purged_before, purged_to))}
 
 
 def used_pack_lengths(connection: Connection) -> dict[int, int]:

@@ -10,6 +10,7 @@ from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
 _PURGED = "(SELECT coalesce(max(last), 0) FROM counters WHERE name = 'purged trajectory')"
 """In SQL: the key of the newest trajectory whose payload was purged. No older trajectory has a payload."""
+_TO_PURGE = f"key > {_PURGED} AND key <= ? AND (body IS NOT NULL OR body_place IS NOT NULL)"
 
 
 def payload_of(connection: Connection, job_key: int, uid: str) -> tuple[bytes | None, str | None]:
@@ -48,25 +49,32 @@ def oldest_needed(connection: Connection, delivered_since: float, default: float
     return default if oldest is None else float(oldest)
 
 
-def purge_payloads(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
-    """Removes the payloads of at most ``limit`` trajectories, oldest first, up to the first that was written after
-    ``before``; returns their number, and whether further payloads may have to be purged.
+def newest_to_purge(connection: Connection, before: float, limit: int) -> tuple[int, bool]:
+    """Returns the key of the newest of at most ``limit`` trajectories, oldest first, up to the first that was written
+    after ``before``, and whether further ones may have to be purged; the key is 0 without any.
 
     It does not look at later rows: in a row the payload stands before ``created_at``, so that SQLite would read all
     payloads.
     """
     query = f"SELECT key, created_at FROM trajectories WHERE key > {_PURGED} ORDER BY key LIMIT ?"
     keys = [key for key, _ in takewhile(lambda row: row[1] < before, connection.execute(query, (limit,)))]
-    if not keys:
-        return 0, False
-    query = (
-        "UPDATE trajectories SET body = NULL, body_place = NULL "
-        f"WHERE key > {_PURGED} AND key <= ? AND (body IS NOT NULL OR body_place IS NOT NULL)"
-    )
-    purged = connection.execute(query, (keys[-1],)).rowcount
+    return (keys[-1] if keys else 0), len(keys) == limit
+
+
+def count_payloads(connection: Connection, newest: int) -> int:
+    """Counts the payloads that ``purge_payloads`` would remove."""
+    return int(connection.execute(f"SELECT count(*) FROM trajectories WHERE {_TO_PURGE}", (newest,)).fetchone()[0])
+
+
+def purge_payloads(connection: Connection, newest: int) -> int:
+    """Removes the payloads of trajectories up to the key ``newest``; returns their number."""
+    if newest == 0:
+        return 0
+    query = f"UPDATE trajectories SET body = NULL, body_place = NULL WHERE {_TO_PURGE}"
+    purged = connection.execute(query, (newest,)).rowcount
     query = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET last = excluded.last"
-    connection.execute(query, ("purged trajectory", keys[-1]))
-    return purged, len(keys) == limit
+    connection.execute(query, ("purged trajectory", newest))
+    return purged
 
 
 def mark_damaged(connection: Connection, job_key: int, uid: str, damage: str) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import ATTEMPT_KEY
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 
+_OF_CLOSED_GROUP_BEFORE = "created_at < ? AND group_key IN (SELECT key FROM groups WHERE state <> 'open')"
+"""In SQL: the turns that retention purges."""
+
 
 def insert_turns(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """Adds turns, whose rows have the same columns; returns for each whether it was added.
@@ -61,14 +64,13 @@ def count_turns(connection: Connection, group_key: int, slot: int, attempt: int)
 
 def purge_turns(connection: Connection, before: float) -> int:
     """Deletes the turns of closed groups that were added before a time; returns how many. No session continues them."""
-    query = "DELETE FROM turns WHERE created_at < ? AND group_key IN (SELECT key FROM groups WHERE state <> 'open')"
-    return connection.execute(query, (before,)).rowcount
+    return connection.execute(f"DELETE FROM turns WHERE {_OF_CLOSED_GROUP_BEFORE}", (before,)).rowcount
 
 
-def oldest_turn(connection: Connection, default: float) -> float:
-    """Returns when the oldest turn was added; ``default`` if there is no turn."""
-    oldest = connection.execute("SELECT min(created_at) FROM turns").fetchone()[0]
-    return default if oldest is None else float(oldest)
+def oldest_kept_turn(connection: Connection, before: float, default: float) -> float:
+    """Returns when the oldest turn that ``purge_turns`` keeps was added; ``default`` if there is no such turn."""
+    query = f"SELECT coalesce(min(created_at), ?) FROM turns WHERE NOT ({_OF_CLOSED_GROUP_BEFORE})"
+    return float(connection.execute(query, (default, before)).fetchone()[0])
 
 
 def insert_rollout(connection: Connection, row: Mapping[str, Any]) -> bool:
