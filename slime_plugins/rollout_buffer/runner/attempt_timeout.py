@@ -34,6 +34,7 @@ class AttemptTimeout:
         self._began = self._now()
         self._waited_s = 0.0
         self._waits_since: float | None = None
+        self._stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     @contextlib.contextmanager
     def span(self, name: str, attributes: Attributes) -> Iterator[Span]:
@@ -53,20 +54,29 @@ class AttemptTimeout:
         with traced_by(self):
             return asyncio.ensure_future(work)
 
+    def stop(self) -> None:
+        """Makes ``wait`` cancel the task, and return even if the task ignores that."""
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+
     async def wait(self, task: asyncio.Task[Result]) -> None:
-        """Waits until the task is done, with or without an error.
+        """Waits until the task is done, with or without an error, or ``stop`` was called.
 
         Raises:
             AttemptTimeoutError: the limit was reached, and the task was cancelled.
         """
         while not task.done():
+            if self._stopped.done():
+                await end_task(task)
+                return
             left_s = self._left_s()
             if left_s is not None and left_s <= 0:
                 reason = f"the attempt took longer than attempt_timeout_seconds ({self._limit_s:g} s) and was cancelled"
                 if not await end_task(task):
                     reason += "; it ignores the cancellation and still holds its device and memory"
                 raise AttemptTimeoutError(reason)
-            await asyncio.wait({task}, timeout=None if left_s is None else max(left_s, MIN_CHECK_S))
+            timeout_s = None if left_s is None else max(left_s, MIN_CHECK_S)
+            await asyncio.wait({task, self._stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def _left_s(self) -> float | None:
         if self._limit_s is None:

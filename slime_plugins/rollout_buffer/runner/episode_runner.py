@@ -114,7 +114,7 @@ class EpisodeRunner:
         self._tracer = tracer
         self._groups: dict[int, _RunningGroup] = {}
         self._groups_closing = 0
-        self._playing: set[asyncio.Task[Trajectory]] = set()
+        self._playing: set[AttemptTimeout] = set()
         self._streak = _FailureStreak()
         self._admission = GroupAdmission(job.buffer, job.record, job.stored, self._count_played)
 
@@ -136,9 +136,8 @@ class EpisodeRunner:
         await self._engine.on_refresh()
         record = self._job.record
         if record.state is JobState.PAUSED and record.cause_code is CauseCode.STOPPED:
-            for playing in self._playing:
-                if not playing.cancelling():  # once: a second cancellation would interrupt its cleanup
-                    playing.cancel()
+            for attempt in self._playing:
+                attempt.stop()
         await self._close_timed_out_groups()
 
     def _count_played(self) -> int:
@@ -259,14 +258,14 @@ class EpisodeRunner:
         """
         limit = AttemptTimeout(self._job.settings.attempt_timeout_seconds, self._tracer)
         playing = limit.begin(_without_exit(self._generator, request))
-        self._playing.add(playing)
+        self._playing.add(limit)
         try:
             await limit.wait(playing)
         finally:
-            self._playing.discard(playing)
+            self._playing.discard(limit)
             if not playing.cancelling() and not playing.done():  # the slot's own task was cancelled
                 await end_task(playing)
-        if playing.cancelled():
+        if playing.cancelled() or not playing.done():
             raise _StoppedError if playing.cancelling() else GeneratorError("play() raised CancelledError by itself")
         return playing.result()
 

@@ -78,7 +78,8 @@ def _plugin(task_type: str, options: argparse.Namespace) -> Plugin:
 async def _run_until_stopped(runner: JobRunner, heartbeat_fd: int | None) -> None:
     beats = None if heartbeat_fd is None else asyncio.create_task(send_heartbeats(Heartbeat(heartbeat_fd)))
     work = asyncio.ensure_future(runner.run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    # Once: a second cancellation would interrupt the cleanup.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: work.cancelling() or work.cancel())
     try:
         await work
     except asyncio.CancelledError:

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -410,13 +411,9 @@ class Supervisor:
         )
 
     def _runner_child(self, job: JobRecord) -> SupervisedChild:
-        def start(heartbeat: Heartbeat | None) -> ChildProcess:
-            assert heartbeat is not None
-            return self._start_runner(job, heartbeat)
-
         spec = ChildSpec(
             name=f"runner of job {job.job_id}",
-            start=start,
+            start=partial(self._start_runner, job),
             policy=runner_policy(self.settings),
             heartbeats=True,
             may_start=lambda: not self._uses_local_ray(job) or self._local_ray_address() is not None,
@@ -424,7 +421,8 @@ class Supervisor:
         )
         return SupervisedChild(spec)
 
-    def _start_runner(self, job: JobRecord, heartbeat: Heartbeat) -> ChildProcess:
+    def _start_runner(self, job: JobRecord, heartbeat: Heartbeat | None) -> ChildProcess:
+        assert heartbeat is not None
         runner = self._runners[job.key]
         needs_ray = bool(self._task_types()[job.task_type]["needs_ray"])
         runner.ray_address = (self.settings.ray_address or self._local_ray_address()) if needs_ray else None
@@ -483,15 +481,16 @@ class Supervisor:
     def _stop_all(self) -> None:
         """Stops server, gateway and runners together, and then Ray, whose devices the runners use.
 
-        It takes less than a minute, the time that ``deploy/rollout-buffer.service`` allows. Waiting polls notice that
-        the supervisor is gone and are answered: the server need not wait for them.
+        It takes less than ``STOP_TIMEOUT_S`` and ``RAY_STOP_TIMEOUT_S`` together, unless a killed process waits in the
+        kernel. Waiting polls notice that the supervisor is gone and are answered: the server need not wait for them.
         """
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         self._discovery.stop()
         writing_ended = self._writing.stop(WRITE_TIMEOUT_S)
         if writing_ended:
             self._tasks.run(self._remove_heartbeat)
         others = [child.process for child in self._children() if child is not self._ray and child.process is not None]
-        stop_all(others, STOP_TIMEOUT_S)
+        stop_all(others, deadline - time.monotonic())
         if self._ray is not None and self._ray.process is not None:
             self._ray.process.stop(RAY_STOP_TIMEOUT_S)
         for identity, _ in self._orphans:

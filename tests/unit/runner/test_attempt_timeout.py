@@ -57,6 +57,17 @@ async def test_an_attempt_that_ignores_its_cancellation_is_left_behind() -> None
 
 
 @in_virtual_time
+async def test_an_attempt_that_is_stopped_and_ignores_its_cancellation_is_left_behind() -> None:
+    limit = AttemptTimeout(None, NoTracer())
+    task = limit.begin(ignore_cancellation())
+    asyncio.get_running_loop().call_later(100, limit.stop)
+    await limit.wait(task)
+    assert not task.done()
+    assert asyncio.get_running_loop().time() < 200
+    task.get_coro().close()
+
+
+@in_virtual_time
 async def test_without_a_limit_an_attempt_may_take_for_ever() -> None:
     limit = AttemptTimeout(None, NoTracer())
     task = limit.begin(play(wait_s=0, play_s=1e7))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +26,14 @@ from slime_plugins.rollout_buffer.generator.registry import Plugin
 from slime_plugins.rollout_buffer.reporting.failed_attempts import failed_attempts
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
-from slime_plugins.rollout_buffer.runner import concurrency, episode_runner, group_admission, played_job
+from slime_plugins.rollout_buffer.runner import (
+    attempt_timeout,
+    concurrency,
+    episode_runner,
+    group_admission,
+    main,
+    played_job,
+)
 from slime_plugins.rollout_buffer.runner import job_runner as runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.job_lookup import group_policy
@@ -607,9 +616,13 @@ async def test_a_drained_job_lets_what_runs_end_and_begins_nothing(real_time_buf
     assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 8}
 
 
-async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_time_buffer: Buffer) -> None:
+@pytest.mark.parametrize("ignores_cancellation", [False, True])
+async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(
+    real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch, ignores_cancellation: bool
+) -> None:
+    monkeypatch.setattr(attempt_timeout, "STOP_TIMEOUT_S", 1.0)
     job = start(real_time_buffer, count=1, num_process=2, max_attempts=1)
-    release = asyncio.Event()
+    release, abandoned = asyncio.Event(), asyncio.Event()
     cleaned_up = []
 
     async def held(episode: EpisodeRequest) -> float:
@@ -618,23 +631,45 @@ async def test_a_job_drained_at_once_gives_up_what_runs_and_plays_it_again(real_
         except asyncio.CancelledError:
             await asyncio.sleep(3 * played_job.WATCH_INTERVAL_S)  # its cleanup: a second cancellation would end it
             cleaned_up.append(episode.slot)
-            raise
+            if not ignores_cancellation:
+                raise
+            await abandoned.wait()
         return by_slot(episode)
 
     generator = ScriptedGenerator(held)
     running = asyncio.create_task(run(real_time_buffer, job, generator))
     await until(lambda: generator.running == 2)
     real_time_buffer.drain_job(job.job_id, stop=True)
-    await until(lambda: generator.running == 0)
-    assert sorted(cleaned_up) == [0, 1]
     await until(
         lambda: "running" not in describe_job(real_time_buffer.store, real_time_buffer.job(job.job_id))["attempts"]
     )
+    assert sorted(cleaned_up) == [0, 1]
     release.set()
     real_time_buffer.change_job(job.job_id, "resume")
     await running
     assert describe_job(real_time_buffer.store, job)["outcomes"] == {"completed": 2}
     assert [request.attempt for request in generator.requests] == [1, 1, 2, 2], "given up is not failed"
+    abandoned.set()
+
+
+async def test_a_second_sigterm_does_not_interrupt_the_cleanup_of_a_runner() -> None:
+    begun, cleaned_up = asyncio.Event(), asyncio.Event()
+
+    async def play() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(20):
+                await asyncio.sleep(0)  # the loop sees the signal
+            cleaned_up.set()
+
+    stopping = asyncio.create_task(main._run_until_stopped(cast("JobRunner", Mock(run=play)), None))
+    await begun.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stopping
+    assert cleaned_up.is_set()
 
 
 async def test_settled_slots_of_a_group_that_was_never_closed_are_closed_by_the_next_runner(

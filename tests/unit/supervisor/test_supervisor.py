@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -233,6 +234,23 @@ def test_a_store_that_hangs_holds_up_no_child(
             process.code = -9
         supervisor._server._not_before = 0.0
     assert len(started.of("gunicorn")) >= 2
+    released.set()
+    assert supervisor._writing.stop(60)
+
+
+def test_a_write_that_hangs_at_the_end_shares_the_time_of_the_children(
+    supervisor: Supervisor, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times_to_stop: list[float] = []
+    released = threading.Event()
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(module, "STOP_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(module, "stop_all", lambda _, timeout_s: times_to_stop.append(timeout_s))
+    monkeypatch.setattr(supervisor._buffer, "beat", lambda *_: released.wait(60), raising=False)
+    supervisor._lock, supervisor._records, supervisor._sockets = Mock(), Mock(), []
+    supervisor._writing.start()
+    supervisor._stop_all()
+    assert 0.0 < times_to_stop[0] <= 0.8
     released.set()
     assert supervisor._writing.stop(60)
 
