@@ -62,11 +62,13 @@ async def _play_eval_set(
     payload = eval_payload(args, eval_set, job_id=job_id, start_id=uuid.uuid4().hex)
     rows = replace(read_row_settings(args, eval_set.samples_per_group), records=())  # only trained rows need them
     converter = DeliveryConverter(client, rows, None, max_failures=settings.max_failures)
+    starting = asyncio.ensure_future(asyncio.to_thread(send_start, settings, payload))
     try:
-        await asyncio.to_thread(send_start, settings, payload)
+        await asyncio.shield(starting)
         groups = await _all_groups(JobFeed(client, settings, job_id), converter)
         job = await with_retries("jobs", settings.max_failures, lambda: client.job(job_id))
     except BaseException:  # the reply to a start that the buffer has executed may be lost
+        await asyncio.wait({starting})  # a start after the cancellation would leave the job running
         with contextlib.suppress(Exception):
             await client.cancel(job_id)
         raise

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import aiohttp
 import pytest
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, MockTrainer, RolloutRecord, trainer_args
-from slime.rollout import agent_rollout
+from slime.rollout import agent_rollout, agent_rollout_eval
 from slime.rollout.agent_rollout import (
     generate_agent_rollout,
     generate_rollout,
@@ -492,6 +493,26 @@ def test_an_evaluation_whose_start_was_not_answered_is_cancelled(buffer: Loopbac
 
     with pytest.raises(RetriesUsedUpError):
         trainer.evaluate(0)
+    assert buffer.only_job().state == "cancelled"
+
+
+async def test_an_evaluation_that_is_cancelled_during_its_start_leaves_no_running_job(
+    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released = threading.Event(), threading.Event()
+
+    def slow_start(*arguments: Any) -> Any:
+        begun.set()
+        released.wait(60)
+        return job_feed.send_start(*arguments)
+
+    monkeypatch.setattr(agent_rollout_eval, "send_start", slow_start)
+    args = args_for(buffer, eval_prompt_data=["held-out", "eval.jsonl"])
+    evaluation = asyncio.create_task(generate_agent_rollout(args, 0, CheckpointDataSource(args), evaluation=True))
+    await asyncio.to_thread(begun.wait, 60)
+    evaluation.cancel()
+    asyncio.get_running_loop().call_later(0.1, released.set)
+    await asyncio.gather(evaluation, return_exceptions=True)
     assert buffer.only_job().state == "cancelled"
 
 
