@@ -92,7 +92,7 @@ def result_of(cell: dict[str, Any], report: dict[str, Any], processor_s: float) 
         seed=cell["seed"],
         sigma=cell["sigma"],
         step_s=cell["step_s"],
-        samples_per_s=(len(trained) - report["first_batch"]) / (report["arrived_s"][-1] - report["arrived_s"][0]),
+        samples_per_s=(len(trained) - report["first_batch_size"]) / (report["arrived_s"][-1] - report["arrived_s"][0]),
         first_batch_s=report["arrived_s"][0],
         lag_mean=statistics.fmean(lags),
         lag_p95=lags[int(0.95 * len(lags))],

@@ -147,7 +147,7 @@ def train() -> dict[str, Any]:
         from slime.rollout.agent_rollout import generate_rollout
     trained: list[tuple[int, int, int]] = []
     arrived_s: list[float] = []
-    first_batch = 0
+    first_batch_size = 0
     began = time.monotonic()
     with ThreadPoolExecutor(max_workers=1) as rollouts:
         next_rollout = rollouts.submit(generate_rollout, args, 0, source)
@@ -159,12 +159,12 @@ def train() -> dict[str, Any]:
             for sample in members_of(getattr(batch, "samples", batch)):
                 metadata = sample.metadata
                 trained.append((int(metadata["instance_id"]), metadata["member"], step - metadata["version"]))
-            first_batch = first_batch or len(trained)
+            first_batch_size = first_batch_size or len(trained)
             time.sleep(CELL["step_s"])
             if step + 1 < CELL["steps"]:
                 next_rollout.result()
             write_version(step + 1)
-    return {"trained": trained, "arrived_s": arrived_s, "first_batch": first_batch}
+    return {"trained": trained, "arrived_s": arrived_s, "first_batch_size": first_batch_size}
 
 
 if __name__ == "__main__":

@@ -524,7 +524,7 @@ class Buffer:
         with self.store.write() as connection:
             return deliveries.take(connection, self.clock(), job_rows.get_job(connection, job.key), poll)
 
-    def has_news(self, job: JobRecord, poll: PollPayload) -> bool:
+    def would_deliver(self, job: JobRecord, poll: PollPayload) -> bool:
         """Returns True if ``take`` would probably deliver groups; cheaper than ``take``."""
         with self.store.read() as connection:
             if delivery_rows.ready_groups(connection, job.key, 1):

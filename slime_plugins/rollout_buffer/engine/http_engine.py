@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import aiohttp
 
@@ -365,7 +365,7 @@ class HttpEngine:
             await asyncio.wait({call})
         except asyncio.CancelledError:
             call.cancel()
-            call.add_done_callback(_ignore_result)
+            call.add_done_callback(lambda late: late.cancelled() or late.exception())  # so that asyncio logs no error
             self._call_cancelled(base_url, rid)
             raise
         finally:
@@ -419,7 +419,7 @@ class HttpEngine:
         """
         spent = f"({budget.pauses + 1} tries, {budget.waited_s:.0f} s of waiting)"  # no pause came before the first try
         message = f"the engine at {self._base_url} {refusal} {spent}"
-        if budget.is_older_than(self._answered_at) or await self.answers():
+        if budget.refused_at <= self._answered_at or await self.answers():
             raise EngineError(message) from refusal
         if budget.has_no_time_left:
             raise EngineAwayError(message) from refusal
@@ -470,16 +470,12 @@ class _RetryBudget:
     pauses: int = 0
     server_errors: int = 0
     waited_s: float = 0.0
-    refused_at: float | None = None
+    refused_at: float = math.inf
     """The time of the first refusal since the last token."""
 
     def renew(self) -> None:
         """Resets the budget after the engine sampled a token."""
-        self.pauses, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, None
-
-    def is_older_than(self, moment: float) -> bool:
-        """Returns True if the first refusal since the last token came before ``moment``."""
-        return self.refused_at is not None and self.refused_at <= moment
+        self.pauses, self.server_errors, self.waited_s, self.refused_at = 0, 0, 0.0, math.inf
 
     @property
     def has_no_time_left(self) -> bool:
@@ -488,7 +484,7 @@ class _RetryBudget:
 
     def is_spent_by(self, refusal: RefusalError) -> bool:
         """Counts a refusal, and returns True if a limit of the budget is reached."""
-        self.refused_at = time.monotonic() if self.refused_at is None else self.refused_at
+        self.refused_at = min(self.refused_at, time.monotonic())
         self.server_errors += refusal.server_error
         return self.has_no_time_left or self.server_errors >= self.settings.server_error_tries
 
@@ -623,11 +619,6 @@ def _checked_base_url(base_url: str) -> str:
     if not base_url.startswith(("http://", "https://")) or not base_url.split("://", 1)[1].strip("/"):
         raise ConfigError(f"the engine's address must look like http://host:port, not {base_url!r}")
     return base_url.rstrip("/")
-
-
-def _ignore_result(call: asyncio.Task[Any]) -> None:
-    if not call.cancelled():
-        call.exception()  # retrieved, so that asyncio does not log it
 
 
 def _socket_with_keepalive(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import logging
 import math
@@ -32,8 +33,10 @@ PIN_OPTION = "pin_sampling_params"
 """Option of a job whose requests cannot change the sampling distribution; see ``chat_requests.sampling_of``."""
 TEMPLATE_OPTION = "chat_template_kwargs"
 """Option of a job with arguments for its chat template."""
-MAX_CACHED = 16
-"""Limit of the cached templates of one backend, and of the cached tokenizers of this process."""
+MAX_TEMPLATES = 16
+"""Limit of the cached templates of one backend."""
+MAX_TOKENIZERS = 16
+"""Limit of the cached tokenizers of this process."""
 REOPEN_AFTER_S = 60.0
 """Pause after which a backend that could not be opened is opened again, unless a turn does so before."""
 
@@ -85,7 +88,7 @@ class JobBackend:
         key = digest(options)
         if key not in self._chats:
             self._chats[key] = ChatTokens(self.tokenizer, options)
-            if len(self._chats) > MAX_CACHED:
+            if len(self._chats) > MAX_TEMPLATES:
                 self._chats.popitem(last=False)
         self._chats.move_to_end(key)
         return self._chats[key]
@@ -150,12 +153,12 @@ class JobBackends:
         load: Callable[[str], Any] = load_tokenizer,
     ) -> None:
         """``connect`` is called as ``make_engine`` with its tokenizer arguments, ``load`` with a tokenizer's path."""
-        self._settings_of, self._connect, self._load = settings_of, connect, load
+        self._settings_of, self._connect = settings_of, connect
+        self._load = functools.lru_cache(MAX_TOKENIZERS)(load)
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._failed: dict[int, tuple[float, str]] = {}
         """By job key: when the latest attempt to open a backend failed, and why."""
-        self._tokenizers: OrderedDict[str, Any] = OrderedDict()
 
     async def open_ahead(self, jobs: Iterable[JobRecord]) -> None:
         """Opens the backends of jobs before a turn needs them."""
@@ -215,7 +218,8 @@ class JobBackends:
                 "which an external job may be started without"
             )
         try:
-            tokenizer = await self._tokenizer(path)
+            logger.info("job %s: loading the tokenizer %s", job.job_id, path)
+            tokenizer = await asyncio.to_thread(self._load, path)
             settings = self._settings_of(job)
             engine = self._connect(
                 job.engine_url,
@@ -226,14 +230,6 @@ class JobBackends:
             return JobBackend(settings, engine, tokenizer)
         except Exception as error:  # a broken folder makes transformers raise anything
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
-
-    async def _tokenizer(self, path: str) -> Any:
-        if path not in self._tokenizers:
-            logger.info("loading the tokenizer %s", path)
-            self._tokenizers[path] = await asyncio.to_thread(self._load, path)
-            if len(self._tokenizers) > MAX_CACHED:
-                self._tokenizers.popitem(last=False)
-        return self._tokenizers[path]
 
 
 def _limit(options: Mapping[str, Any], name: str) -> int | None:

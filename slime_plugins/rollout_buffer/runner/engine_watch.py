@@ -92,6 +92,5 @@ class EngineWatch:
         """Stores the findings of the prompt probe, when they differ from those stored before."""
         fidelity = self._engine.fidelity
         if fidelity is not None and fidelity.findings != self._prompt_findings:
-            findings = fidelity.findings
-            await self._job.stored(self._job.buffer.keep_prompt_findings, self._job.key, os.getpid(), findings)
-            self._prompt_findings = findings
+            await self._job.stored(self._job.buffer.keep_prompt_findings, self._job.key, os.getpid(), fidelity.findings)
+            self._prompt_findings = fidelity.findings

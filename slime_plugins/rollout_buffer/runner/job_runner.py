@@ -152,16 +152,9 @@ class JobRunner:
         )
 
     async def _keep_concurrency(self, state: ConcurrencyState, load: EngineLoad | None) -> None:
-        await self._job.stored(
-            lambda: store_concurrency(
-                self._job.buffer.store,
-                self._job.key,
-                os.getpid(),
-                limit=state.limit,
-                reason=state.reason.value,
-                waiting=None if load is None else load.waiting,
-            )
-        )
+        waiting = None if load is None else load.waiting
+        values: dict[str, Any] = {"limit": state.limit, "reason": state.reason.value, "waiting": waiting}
+        await self._job.stored(lambda: store_concurrency(self._job.buffer.store, self._job.key, os.getpid(), **values))
 
     async def _keep_device_report(self, report: Mapping[str, Any]) -> None:
         await self._job.stored(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), report))

@@ -38,7 +38,7 @@ from slime_plugins.rollout_buffer.server.request_limits import (
     drain,
 )
 from slime_plugins.rollout_buffer.server.routes.health import describe_health
-from slime_plugins.rollout_buffer.server.routes.poll import Poll, answer_poll, begin_poll, has_news, take_again
+from slime_plugins.rollout_buffer.server.routes.poll import Poll, answer_poll, begin_poll, should_take_again, take_again
 from slime_plugins.rollout_buffer.server.routes.write import WriteBody, read_write, write_bodies
 from slime_plugins.rollout_buffer.server.supervisor_watchdog import start_supervisor_watchdog
 from slime_plugins.rollout_buffer.server.wsgi_bridge import Reply, call, environ_of
@@ -277,8 +277,8 @@ class Application:
     async def _wait_for_groups(self, poll: Poll) -> Poll:
         loop = asyncio.get_running_loop()
         until = loop.time() + poll.payload.wait_s
-        news = partial(has_news, self.context, poll)
-        while poll.may_wait and await self._polls.wait(news, until - loop.time()):
+        check = partial(should_take_again, self.context, poll)
+        while poll.may_wait and await self._polls.wait(check, until - loop.time()):
             poll = await _in(self._data_threads, partial(take_again, self.context, poll))
         return poll
 

@@ -50,7 +50,7 @@ _Finished = tuple[int, DeliveredMember, Pieces | DamagedError]
 logger = logging.getLogger(__name__)
 
 
-class Started(Protocol[Result]):
+class InProgress(Protocol[Result]):
     """Work in progress, as a ``Future``."""
 
     def result(self) -> Result:
@@ -114,15 +114,15 @@ class DeliveredMembers:
                 return {refs[0]: error}
             return {key: value for ref in refs for key, value in self._fetch([ref]).items()}
 
-    def _inline(self, read: _Read, inline_images: bool) -> Started[_Finished]:
+    def _inline(self, read: _Read, inline_images: bool) -> InProgress[_Finished]:
         """Starts to replace the hashes of a member's screenshots by the screenshots, if they are wanted."""
         job_key, member, body = read
         if isinstance(body, DamagedError):
             return _completed((job_key, member, body))
-        if not inline_images or not wire.shows_images(body):
+        if not inline_images or not wire.may_have_screenshots(body):
             return _completed((job_key, member, [body]))
         try:
-            return _Inlined(job_key, member, self._payloads.begin_inlining(body, self._pool))
+            return _MemberWithScreenshots(job_key, member, self._payloads.begin_inlining(body, self._pool))
         except DamagedError as error:
             return _completed((job_key, member, error))
 
@@ -140,7 +140,7 @@ class DeliveredMembers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Inlined:
+class _MemberWithScreenshots:
     """A member whose screenshots are being read."""
 
     job_key: int
@@ -163,9 +163,9 @@ def _completed(result: _Finished) -> Future[_Finished]:
     return done
 
 
-def _prefetch(started: Iterable[Started[Result] | Future[Result]], count: int) -> Iterator[Result]:
+def _prefetch(started: Iterable[InProgress[Result] | Future[Result]], count: int) -> Iterator[Result]:
     """Yields results in order, while the next ``count`` are in progress."""
-    waiting: deque[Started[Result] | Future[Result]] = deque()
+    waiting: deque[InProgress[Result] | Future[Result]] = deque()
     try:
         for work in started:
             waiting.append(work)

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.types import SamplingParams, WeightVersionSpan
 
-WAIT_S = 180.0
-
 
 class EngineContract:
     """Behaviour that an episode relies on. ``prompt_ids`` is a prompt whose reply has more than two tokens."""

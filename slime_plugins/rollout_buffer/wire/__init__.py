@@ -26,7 +26,7 @@ from slime_plugins.rollout_buffer.wire.images import image_hashes as image_hashe
 from slime_plugins.rollout_buffer.wire.images import image_media_type as image_media_type
 from slime_plugins.rollout_buffer.wire.images import image_spots as image_spots
 from slime_plugins.rollout_buffer.wire.images import is_sha256 as is_sha256
-from slime_plugins.rollout_buffer.wire.images import shows_images as shows_images
+from slime_plugins.rollout_buffer.wire.images import may_have_screenshots as may_have_screenshots
 from slime_plugins.rollout_buffer.wire.items import TurnRewards as TurnRewards
 from slime_plugins.rollout_buffer.wire.items import checked_turn_rewards as checked_turn_rewards
 from slime_plugins.rollout_buffer.wire.items import trained_turns as trained_turns

@@ -90,7 +90,7 @@ def image_media_type(data: bytes) -> str | None:
     return next((media_type for magic, media_type in _MEDIA_TYPE_BY_MAGIC if data.startswith(magic)), None)
 
 
-def shows_images(body: bytes) -> bool:
+def may_have_screenshots(body: bytes) -> bool:
     """Returns False if a stored payload certainly has no screenshots; a quick test."""
     return _SHOWS_IMAGE in body
 
@@ -100,7 +100,7 @@ def image_spots(body: bytes) -> list[ImageSpot]:
 
     A message's text cannot contain the pattern, because its quotes are escaped.
     """
-    if not shows_images(body):
+    if not may_have_screenshots(body):
         return []
     return [
         (match.start(1) - len(IMAGE_URL_PREFIX), match.end(1), match[1].decode("ascii"))

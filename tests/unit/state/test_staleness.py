@@ -129,12 +129,12 @@ def test_the_trainer_waits_for_a_group_that_its_next_step_would_make_too_old(pla
     slow = played.begin()
     played.clock.advance(1)
     played.train(2)
-    assert not played.buffer.has_news(played.job, PollPayload())
+    assert not played.buffer.would_deliver(played.job, PollPayload())
     played.end(played.begin(), 3)
     assert played.poll(3) == [], "with the ready groups the slow one would be 2 versions behind"
-    assert not played.buffer.has_news(played.job, PollPayload())
+    assert not played.buffer.would_deliver(played.job, PollPayload())
     played.end(slow, 1)
-    assert played.buffer.has_news(played.job, PollPayload())
+    assert played.buffer.would_deliver(played.job, PollPayload())
     assert played.poll(3)[0] == slow.instance_id
 
 
@@ -147,7 +147,7 @@ def test_the_trainer_does_not_wait_for_ever(played: Played) -> None:
     played.end(ready, 3)
     assert played.poll(3) == []
     played.clock.advance(250)
-    assert played.buffer.has_news(played.job, PollPayload())
+    assert played.buffer.would_deliver(played.job, PollPayload())
     assert played.poll(3) == [ready.instance_id]
 
 

@@ -99,8 +99,8 @@ def _thinking(text: str) -> str:
     head, closing_tag, rest = text.partition("</think>")
     if not closing_tag:
         return _tagged(text, "thinking")
-    native = head.partition("<think>")[2] if "<think>" in head else head
-    return "\n".join(part for part in (native.strip(), _tagged(rest, "thinking")) if part)
+    thinking = head.partition("<think>")[2] if "<think>" in head else head
+    return "\n".join(part for part in (thinking.strip(), _tagged(rest, "thinking")) if part)
 
 
 def _tagged(text: str, tag: str) -> str:

@@ -56,12 +56,12 @@ def begin_poll(context: ServerContext, content: bytes) -> Poll:
     return Poll(payload=payload, job=job, acknowledged=acknowledged, delivery=delivery, attended=attended)
 
 
-def has_news(context: ServerContext, poll: Poll) -> bool | None:
+def should_take_again(context: ServerContext, poll: Poll) -> bool | None:
     """Returns True if a waiting poll should try again, False if it should be answered, None if it should keep
     waiting."""
     assert poll.job is not None
     buffer = context.buffer
-    if buffer.has_news(poll.job, poll.payload):
+    if buffer.would_deliver(poll.job, poll.payload):
         return True
     if buffer.is_over(poll.job) or (poll.attended and buffer.heartbeat(SUPERVISOR.name) is None):
         return False
