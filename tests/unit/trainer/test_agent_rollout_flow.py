@@ -507,7 +507,7 @@ async def test_an_evaluation_that_is_cancelled_during_its_start_leaves_no_runnin
         return job_feed.send_start(*arguments)
 
     monkeypatch.setattr(agent_rollout_eval, "send_start", slow_start)
-    args = args_for(buffer, eval_prompt_data=["held-out", "eval.jsonl"])
+    args = buffer.trainer_args(eval_prompt_data=["held-out", "eval.jsonl"])
     evaluation = asyncio.create_task(generate_agent_rollout(args, 0, CheckpointDataSource(args), evaluation=True))
     await asyncio.to_thread(begun.wait, 60)
     evaluation.cancel()
