@@ -53,6 +53,6 @@ def ray_policy(settings: ServeSettings) -> RestartPolicy:
     return RestartPolicy(
         first_s=2.0,
         max_crashes=MAX_CRASHES,
-        start_timeout_s=300.0,
+        start_timeout_s=420.0,  # longer than its own attempts: it ends what it has started, which a kill would leave
         heartbeat_timeout_s=settings.service_heartbeat_timeout_s,
     )

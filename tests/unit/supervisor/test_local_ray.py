@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from slime_plugins.rollout_buffer.serve_settings import ServeSettings
+from slime_plugins.rollout_buffer.supervisor import local_ray
+from slime_plugins.rollout_buffer.supervisor.restart_policies import ray_policy
+
 LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 ROOT = Path(__file__).resolve().parents[4]
 FAKE_RAY = """
@@ -66,6 +70,12 @@ def test_a_ray_that_never_starts_ends_the_program_with_its_words(tmp_path: Path)
     assert process.returncode == 1
     assert said.count("timed out during startup") == 3
     assert not (tmp_path / "address").exists()
+
+
+def test_the_supervisor_waits_until_ray_has_given_up_and_ended_what_it_had_started() -> None:
+    """It kills a child that is not ready with its session, and Ray's processes have sessions of their own."""
+    attempts_s = local_ray._START_ATTEMPTS * (local_ray._START_TIMEOUT_S + local_ray._GRACE_S)
+    assert ray_policy(ServeSettings()).start_timeout_s > attempts_s + 30
 
 
 def test_orphaned_processes_that_end_are_reaped_while_it_serves(tmp_path: Path) -> None:
