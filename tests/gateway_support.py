@@ -185,6 +185,14 @@ class GatewayUnderTest:
         return demo_tokens.trained_text(row.token_ids, row.loss_mask)
 
 
+def age_sessions(gateway: GatewayUnderTest, seconds: float) -> None:
+    """Makes the last use of every session ``seconds`` earlier."""
+    with gateway.buffer.store.write() as connection:
+        connection.execute("UPDATE attempts SET used_at = coalesce(used_at, started_at) - ?", (seconds,))
+    for session in gateway.gateway.registry._sessions.values():
+        session.was_used = False
+
+
 @asynccontextmanager
 async def gateway_on(
     folder: Path,

@@ -24,6 +24,7 @@ from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequ
 from slime_plugins.rollout_buffer.errors import (
     ConfigError,
     ConflictError,
+    EngineAwayError,
     EngineError,
     GoneError,
     InvalidPayloadError,
@@ -128,9 +129,8 @@ class Gateway:
 
         The port is served only after this call. Until then other processes take the connections, or they wait.
         """
-        with contextlib.suppress(RolloutBufferError):  # the background loop sends heartbeats, too
+        with contextlib.suppress(RolloutBufferError):  # the background loop does the same
             await self.registry.beat()
-        with contextlib.suppress(RolloutBufferError):  # the background loop opens backends, too
             sessions = await self.stored(self.claims.open_sessions)
             jobs = await self.stored(self.buffer.unfinished_jobs)
             await self._open_backends(jobs, _job_keys(sessions), LOAD_TIMEOUT_S)
@@ -196,8 +196,7 @@ class Gateway:
         if isinstance(session, EndedClaim):
             return _closed_before(session)
         async with session.closing:
-            ended = await self.registry.refresh(session)
-            if ended is not None:
+            if (ended := await self.registry.refresh(session)) is not None:
                 return _closed_before(ended)
             await self.registry.learn_sent(session)
             if session.recording.num_turns == 0:
@@ -266,8 +265,7 @@ class Gateway:
         if isinstance(session, EndedClaim):
             return _abandoned_before(session)
         async with session.closing:
-            ended = await self.registry.refresh(session)
-            if ended is not None:
+            if (ended := await self.registry.refresh(session)) is not None:
                 return _abandoned_before(ended)
             await self.registry.end_without_reward(session, ABANDONED, f"was abandoned: {reason}", given_up=False)
         return {"session_id": session_id, "status": AttemptState.FAILED}
@@ -414,11 +412,12 @@ class Gateway:
         try:
             sampled = await session.run(backend.engine.generate(request))
         except EngineError as error:
-            await self.registry.refuse(session, engine_failure=None if "status" in error.detail else error.message)
+            failure = None if "status" in error.detail else error.message
+            await self.registry.refuse(session, engine_failure=failure, away=isinstance(error, EngineAwayError))
             raise
         except asyncio.CancelledError:  # the client may have left because the engine did not answer
             if backend.trouble is not None:
-                await self.registry.refuse(session, engine_failure=backend.trouble)
+                await self.registry.refuse(session, engine_failure=backend.trouble, away=True)
             raise
         await self.registry.refuse(session)
         return sampled

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -88,9 +88,7 @@ class SessionRegistry:
         claim = await self.stored(self.claims.find, session_id)
         if claim is None:
             raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
-        if isinstance(claim, EndedClaim):
-            return claim
-        return self._sessions.setdefault(session_id, Session(claim=claim))
+        return claim if isinstance(claim, EndedClaim) else self._sessions.setdefault(session_id, Session(claim=claim))
 
     async def session(self, session_id: str) -> Session:
         """Returns an open session with all its stored turns.
@@ -125,9 +123,8 @@ class SessionRegistry:
         await asyncio.shield(asyncio.gather(*self._notes))
         new = await self.stored(partial(self.turns.read, session.claim, after=after))
         session.refusal = None if new.refusal is None else Refusal.decode(new.refusal)
-        if turns is None:
-            turns = await self.stored(self._no_turns, session.claim)
-            turns = await self.stored(replay, new.rows, turns)  # in a thread: may be thousands
+        if turns is None:  # in a thread: the rows may be thousands
+            turns = await self.stored(self._replayed, session.claim, new.rows)
         else:
             turns = replay(new.rows, turns)
         session.turns = turns
@@ -135,8 +132,8 @@ class SessionRegistry:
         session.stored_images.update(image for row in new.rows for image in turns.by_number[row["number"]].images)
         return new
 
-    def _no_turns(self, claim: SlotClaim) -> SessionTurns:
-        return SessionTurns(Recording(matching_of(self._buffer.job_settings(claim.job).options)))
+    def _replayed(self, claim: SlotClaim, rows: Sequence[Mapping[str, Any]]) -> SessionTurns:
+        return replay(rows, SessionTurns(Recording(matching_of(self._buffer.job_settings(claim.job).options))))
 
     async def end(self, session: Session) -> EndedClaim | None:
         """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""
@@ -188,12 +185,17 @@ class SessionRegistry:
                         session.name, turn.number, extra=log_fields(session))  # fmt: skip
 
     async def refuse(
-        self, session: Session, *, engine_failure: str | None = None, limit: StopReason | None = None
+        self,
+        session: Session,
+        *,
+        engine_failure: str | None = None,
+        away: bool = False,
+        limit: StopReason | None = None,
     ) -> None:
         """Records why a request got no turn; without arguments, that it got its turn."""
-        earlier_failure = session.engine_failure
+        earlier_failure, after = session.engine_failure, session.recording.last_number
         limit = limit or (None if session.refusal is None else session.refusal.limit)
-        session.refusal = Refusal(after=session.recording.last_number, engine_failure=engine_failure, limit=limit)
+        session.refusal = Refusal(after=after, engine_failure=engine_failure, away=away, limit=limit)
         if engine_failure or earlier_failure or limit:
             await asyncio.shield(self._note(self.turns.refuse, session.claim, session.refusal.encode()))
 
@@ -284,7 +286,8 @@ class SessionRegistry:
     async def end_without_reward(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
         """Ends a session without a reward and opens its slot again.
 
-        With ``given_up`` the buffer has stopped the attempt, which then does not count towards ``max_attempts``.
+        With ``given_up`` the buffer has stopped the attempt, which then does not count towards ``max_attempts``. Nor
+        does it if its latest turn failed because the engine was away.
         """
         session.end(why)
         self.remove(session)
@@ -295,6 +298,7 @@ class SessionRegistry:
                     await self.read_new(session)
         try:
             transcript = session.view.messages
+            given_up = given_up or (session.refusal is not None and session.refusal.away)
             failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
             await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
             await self.stored(self.claims.close_if_full, session.claim.group)

@@ -76,11 +76,13 @@ class SessionKeys:
 class Refusal:
     """Why a request got no turn: the failure of the engine, or the limit that the session has reached.
 
-    ``engine_failure`` is void once a turn with a number above ``after`` is stored.
+    ``engine_failure`` is void once a turn with a number above ``after`` is stored. ``away``: the engine answered no
+    request of any session.
     """
 
     after: int
     engine_failure: str | None = None
+    away: bool = False
     limit: StopReason | None = None
 
     def encode(self) -> str:

@@ -299,13 +299,10 @@ def _samples_of_device(labels: tuple[str, str], device: Mapping[str, Any]) -> It
         yield "rollout_buffer_device_failures", (*labels, kind), count
     for action in ("quarantine", "replacement", "recycling"):
         yield "rollout_buffer_device_health_actions", (*labels, action), device[f"{action}s"]
-    for metric, measured in (
-        ("rollout_buffer_device_reset_seconds", "reset_s"),
-        ("rollout_buffer_device_step_seconds", "step_s"),
-    ):
+    for phase in ("reset", "step"):
         for quantile, suffix in (("0.5", "p50"), ("0.95", "p95")):
-            if device[f"{measured}_{suffix}"] is not None:
-                yield metric, (*labels, quantile), device[f"{measured}_{suffix}"]
+            if (seconds := device[f"{phase}_s_{suffix}"]) is not None:
+                yield f"rollout_buffer_device_{phase}_seconds", (*labels, quantile), seconds
     if device["actions_per_minute"] is not None:
         yield "rollout_buffer_device_actions_per_minute", labels, device["actions_per_minute"]
 

@@ -32,7 +32,7 @@ from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import EngineReport, EngineTrouble
 from slime_plugins.rollout_buffer.wire.job_replies import JobExplanation
-from tests.gateway_support import USER, GatewayUnderTest, gateway_on, start_session_job, tokenizer
+from tests.gateway_support import USER, GatewayUnderTest, age_sessions, gateway_on, start_session_job, tokenizer
 from tests.support import slot_counts
 from tests.waiting import until
 
@@ -203,3 +203,23 @@ async def test_an_agent_that_gives_up_on_a_dead_engine_earns_nothing_by_that(tmp
         scored = await gateway.close(opened, reward=0)
         assert (scored.status, "cannot be reached" in scored.body["error"]["message"]) == (409, True)
         assert slot_counts(gateway.buffer, job)["ready"] == 0
+
+
+@pytest.mark.parametrize(("failure", "attempts"), zip(FAILURES, (1, 2), strict=True))
+@pytest.mark.parametrize("expires", [False, True])
+async def test_a_session_that_ends_because_its_engine_is_away_does_not_count_towards_max_attempts(
+    tmp_path: Path, failure: EngineError, attempts: int, expires: bool
+) -> None:
+    engine = FailingEngine()
+    async with gateway_on(tmp_path, engine) as gateway:
+        job = start_session_job(gateway.buffer, n=1, max_attempts=attempts)
+        opened = await gateway.open(job, idle_timeout_s=60)
+        engine.error = failure
+        await gateway.chat(opened, [USER])
+        if expires:
+            age_sessions(gateway, 61)
+            await gateway.gateway.reconcile()
+        else:
+            await gateway.abandon(opened)
+        await gateway.abandon(await gateway.open(job))
+        assert slot_counts(gateway.buffer, job)["failed"] == 1

@@ -8,7 +8,7 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tests.gateway_support import (
     USER,
     GatewayUnderTest,
     HeldEngine,
+    age_sessions,
     counting_engine,
     gateway_on,
     message_of,
@@ -139,7 +140,7 @@ async def test_paused_and_cancelled_jobs_hand_out_no_slots(gateway: GatewayUnder
     assert (await gateway.call("POST", "/sessions", {"job_id": job.job_id})).status == 409
 
 
-async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
+async def test_sessions_that_open_are_abandoned_or_expire_at_once_share_their_fsyncs(
     gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session_count, store = 40, gateway.buffer.store
@@ -159,7 +160,13 @@ async def test_sessions_that_open_or_are_abandoned_at_once_share_their_fsyncs(
     transaction_count = 0
     await asyncio.gather(*map(gateway.abandon, opened))
     assert transaction_count < session_count / 4
+    await asyncio.gather(*(gateway.open(job, idle_timeout_s=60) for _ in range(session_count)))
+    age_sessions(gateway, 61)
+    transaction_count = 0
+    await gateway.gateway.reconcile()
+    assert transaction_count < session_count / 4
     assert slot_counts(gateway.buffer, job)["open"] == session_count
+    assert gateway.gateway.claims.count_open() == 0
 
 
 async def test_sessions_can_be_opened_and_abandoned_on_a_full_disk(
@@ -457,14 +464,6 @@ async def test_a_callback_that_answers_nonsense_leaves_the_session_open(
 # --- expiry, cancelling, starting again ------------------------------------------------------------------------------
 
 
-def age_sessions(gateway: GatewayUnderTest, seconds: float) -> None:
-    """Makes the last use of every session ``seconds`` earlier."""
-    with gateway.buffer.store.write() as connection:
-        connection.execute("UPDATE attempts SET used_at = coalesce(used_at, started_at) - ?", (seconds,))
-    for session in gateway.gateway.registry._sessions.values():
-        session.was_used = False
-
-
 async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_again(gateway: GatewayUnderTest) -> None:
     job = start_session_job(gateway.buffer, n=1)
     opened = await gateway.open(job, idle_timeout_s=60)
@@ -477,27 +476,6 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
     assert gateway.buffer.count_trajectories(job.key) == 0
     assert slot_counts(gateway.buffer, job)["open"] == 1
     assert (await gateway.open(job))["attempt"] == 2
-
-
-async def test_many_sessions_that_expire_at_once_end_in_few_transactions(
-    gateway: GatewayUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One transaction each would hold up heartbeats: without them the groups of other sessions time out."""
-    job = start_session_job(gateway.buffer, n=100)
-    for _ in range(100):
-        await gateway.open(job, idle_timeout_s=60)
-    age_sessions(gateway, 61)
-    store, sizes = gateway.buffer.store, list[int]()
-    commit_each = store.commit_each
-
-    def count(works: Sequence[Any]) -> list[Any]:
-        sizes.append(len(works))
-        return commit_each(works)
-
-    monkeypatch.setattr(store, "commit_each", count)
-    await gateway.gateway.reconcile()
-    assert slot_counts(gateway.buffer, job)["open"] == 100
-    assert len(sizes) < 10
 
 
 async def test_a_time_without_a_gateway_does_not_count_as_idle(gateway: GatewayUnderTest) -> None:
