@@ -128,14 +128,14 @@ def _ask_anthropic(opened: Mapping[str, Any], messages: Sequence[Any]) -> str:
     return "".join(block.text for block in reply.content if block.type == "text")
 
 
-def retried(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def retried(url: str, body: dict[str, Any], *, for_s: float = RETRIES_S) -> dict[str, Any]:
     began = time.monotonic()
     while True:
         try:
             return _post(url, body)
         except (requests.RequestException, CutError) as error:
             is_over = isinstance(error, CutError) and error.status < 500 and error.status != 429
-            if is_over or time.monotonic() - began > RETRIES_S:
+            if is_over or time.monotonic() - began > for_s:
                 raise
         time.sleep(RETRY_S)
 

@@ -26,7 +26,8 @@ GIVEN_UP = re.compile("failed|HTTP 410")
 """What is said of a session whose turns are dropped by rule: it was abandoned, or its group or its time was over."""
 
 LAST_S = {"gateway": 2.0, "supervisor": 6.0}
-"""By the kind of a kill, seconds until the gateway closes its connections: without its supervisor it stops itself."""
+"""By the kind of a kill, seconds until the gateway closes its connections: without its supervisor it stops itself. On a
+slow machine that takes longer; it has stopped once the next supervisor is healthy."""
 NOTED_S = 2.0
 """A kill is noted at most so much later."""
 
@@ -47,8 +48,7 @@ class Comparison:
         self._replies: dict[str, list[Event]] = defaultdict(list)
         for reply in read_journal(plan.path("proxy.jsonl")):
             self._replies[reply["session"]].append(reply)
-        kills = [event for event in read_journal(plan.path("kills.jsonl")) if event.get("kind") in LAST_S]
-        self._deaths = [(kill["at"] - NOTED_S, kill["at"] + LAST_S[kill["kind"]]) for kill in kills]
+        self._deaths = list(_deaths(read_journal(plan.path("kills.jsonl"))))
         self._decode = load_tokenizer(str(DEMO_TOKENIZER_PATH), download=False).decode
         self._sampled: dict[str, Sequence[int]] = {}
         self._asked: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -154,6 +154,16 @@ class Comparison:
 
     def _names(self, turns: Turns) -> list[str]:
         return [name_of(self._decode(ids)) for ids in turns]
+
+
+def _deaths(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
+    """Returns the times in which a gateway may close its connections."""
+    healthy_at = [event["at"] for event in events if "healthy_after_s" in event]
+    for kill in (event for event in events if event.get("kind") in LAST_S):
+        end = kill["at"] + LAST_S[kill["kind"]]
+        if kill["kind"] == "supervisor":
+            end = max(end, min((at for at in healthy_at if at > kill["at"]), default=end))
+        yield kill["at"] - NOTED_S, end
 
 
 def _step(text: str) -> int:

@@ -45,9 +45,9 @@ def main(plan_path: str, kind: str, number: str) -> int:
         url = f"{plan.gateway_url}/sessions/{session}"
         try:
             if problem:
-                status = retried(f"{url}/abandon", {"reason": "the agent failed"})["status"]
+                status = retried(f"{url}/abandon", {"reason": "the agent failed"}, for_s=SESSION_LIMIT_S)["status"]
             else:
-                status = retried(f"{url}/close", {"reward": 1.0})["status"]
+                status = retried(f"{url}/close", {"reward": 1.0}, for_s=SESSION_LIMIT_S)["status"]
         except (requests.RequestException, CutError) as error:
             status = f"{error}"[:300]
         journal.note(session=session, kind=kind, problem=problem, status=status)

@@ -68,6 +68,11 @@ class Run:
         self.cut(1, "")
         self.kills = [{"at": self.replies[-1]["at"] + seconds, "kind": kind} for kind, seconds in after_s.items()]
 
+    def cut_with_supervisors(self, *, healthy_after_s: float) -> None:
+        """The request of step 1 is cut 7 s after its supervisor was killed, the next one is so much later healthy."""
+        self.cut_with_kills(supervisor=-7.0)
+        self.kills.append({"at": self.replies[-1]["at"] + healthy_after_s, "healthy_after_s": 7.0 + healthy_after_s})
+
     def lose(self, *, stored: bool = False, status: str = "stored") -> None:
         """The session is not trained."""
         self.trained, self.stored = [], self.stored if stored else {}
@@ -101,6 +106,7 @@ WELL: dict[str, Change] = {
     "cut once it was stored": lambda run: run.cut_once_stored(f"Step 1, {OTHER}: ls"),
     "cut once it was stored, before its first word": lambda run: run.cut_once_stored(),
     "cut after its supervisor": lambda run: run.cut_with_kills(supervisor=-3.0),
+    "cut before the next supervisor": lambda run: run.cut_with_supervisors(healthy_after_s=1.0),
     "cut by its engine": lambda run: run.replies.append(
         run.reply("Step 1, ", 0.5, answered=False, calls=[], error="the engine")
     ),
@@ -208,6 +214,7 @@ FINDINGS: dict[str, tuple[Change, str]] = {
     ),
     "before its kill": (lambda run: run.cut_with_kills(gateway=3.0), "was not killed"),
     "long after the supervisor's": (lambda run: run.cut_with_kills(supervisor=-7.0), "was not killed"),
+    "after the next supervisor": (lambda run: run.cut_with_supervisors(healthy_after_s=-0.5), "was not killed"),
 }  # fmt: skip
 
 
