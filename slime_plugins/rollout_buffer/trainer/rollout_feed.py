@@ -211,8 +211,7 @@ class RolloutFeed:
     async def _next_batch(self, n_groups: int, weight_version: int | None) -> RolloutBatch:
         feed = self._started()
         feed.weight_version = weight_version
-        batch = self._open_batch
-        batch.n_groups = n_groups
+        batch = await self._open_batch_of(n_groups, weight_version)
         while batch.missing > 0:
             if self._groups_ahead is not None and feed.groups_held >= self._groups_ahead:
                 feed.release()  # until then the job begins no further groups
@@ -234,6 +233,17 @@ class RolloutFeed:
         self._open_batch = _OpenBatch()
         return batch.close()
 
+    async def _open_batch_of(self, n_groups: int, weight_version: int | None) -> _OpenBatch:
+        """Returns what was received before an error; if the trainer has newer weights since, the rows are made anew,
+        because ``max_token_lag`` masks other tokens."""
+        if self._open_batch.weight_version != weight_version:
+            batch = _OpenBatch(n_groups, weight_version)
+            for delivery in self._open_batch.deliveries:
+                batch.add(delivery, await self._converter.groups(delivery.items, trainer_version=weight_version))
+            self._open_batch = batch
+        self._open_batch.n_groups = n_groups
+        return self._open_batch
+
     async def _ack(self, batch: RolloutBatch) -> frozenset[int]:
         feed = self._started()
         groups_of: dict[str, set[int]] = {}
@@ -246,16 +256,14 @@ class RolloutFeed:
 
 
 class _OpenBatch:
-    """A batch that is being filled up to ``n_groups``."""
+    """A batch that is being filled up to ``n_groups``, for a trainer of ``weight_version``."""
 
-    def __init__(self) -> None:
-        self.n_groups = 0
-        self._all_meta_info: list[Mapping[str, Any]] = []
-        self._numbers: set[int] = set()
-        self._finished: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._without_rows = 0
+    def __init__(self, n_groups: int = 0, weight_version: int | None = None) -> None:
+        self.n_groups = n_groups
+        self.weight_version = weight_version
+        self.deliveries: list[RolloutData] = []
         self.groups: list[RolloutGroup] = []
+        self._without_rows: list[RolloutGroup] = []
 
     @property
     def missing(self) -> int:
@@ -268,28 +276,25 @@ class _OpenBatch:
         Raises:
             GeneratorError: as ``RolloutFeed.next_batch``.
         """
-        self._all_meta_info.append(delivery.meta_info)
-        self._numbers |= delivery.group_numbers
-        self._finished.update(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
+        self.deliveries.append(delivery)
         for group in groups:
-            if group.rows:
-                self.groups.append(group)
-                continue
-            self._without_rows += 1
-            self._reasons.update(str(trajectory.dummy_reason) for trajectory in group.trajectories)
-        if not self.groups and self._without_rows >= self.n_groups:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
-            raise GeneratorError(f"no trajectory of {self._without_rows} groups can be trained: {reasons}")
+            (self.groups if group.rows else self._without_rows).append(group)
+        if not self.groups and len(self._without_rows) >= self.n_groups:
+            counted = Counter(str(each.dummy_reason) for group in self._without_rows for each in group.trajectories)
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in counted.most_common(3))
+            raise GeneratorError(f"no trajectory of {len(self._without_rows)} groups can be trained: {reasons}")
 
     def close(self) -> RolloutBatch:
         """Returns the batch."""
+        meta_info = [delivery.meta_info for delivery in self.deliveries]
+        finished = Counter(str(name) for each in meta_info for name in each.get("finished_groups") or ())
         in_batch = Counter(group.instance_id for group in self.groups)
         trajectories = [trajectory for group in self.groups for trajectory in group.trajectories]
         return RolloutBatch(
             groups=tuple(self.groups),
-            group_numbers=frozenset(self._numbers),
-            finished_elsewhere=tuple((self._finished - in_batch).elements()),
-            metrics={**no_filter_metrics(self._all_meta_info), **batch_metrics(map(facts_of, trajectories))},
+            group_numbers=frozenset().union(*(delivery.group_numbers for delivery in self.deliveries)),
+            finished_elsewhere=tuple((finished - in_batch).elements()),
+            metrics={**no_filter_metrics(meta_info), **batch_metrics(map(facts_of, trajectories))},
         )
 
 

@@ -12,7 +12,9 @@ from slime_plugins.rollout_buffer import InputExhaustedError, JobEndedError, Rol
 from slime_plugins.rollout_buffer.errors import ConfigError, GeneratorError
 from slime_plugins.rollout_buffer.trainer import job_feed
 from slime_plugins.rollout_buffer.trainer.job_feed import JobStalledError, RetriesUsedUpError
+from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
+from slime_plugins.rollout_buffer.trainer.settings import RowSettings
 from slime_plugins.rollout_buffer.trainer.training_reports import RowReport
 from tests.loopback_buffer import LoopbackBuffer, ScriptedReply
 
@@ -125,7 +127,8 @@ def test_a_lost_reply_costs_no_group_and_doubles_none(buffer: LoopbackBuffer) ->
     assert sorted(groups) == sorted({f"task-{number}" for number in range(5)})
 
 
-def test_after_an_error_the_next_batch_has_what_was_got_before_it(buffer: LoopbackBuffer) -> None:
+@pytest.fixture
+def second_poll_fails(buffer: LoopbackBuffer) -> None:
     buffer.most_groups_of_a_poll = 1
 
     def fail_once(path: str, body: dict[str, Any]) -> None:
@@ -133,6 +136,10 @@ def test_after_an_error_the_next_batch_has_what_was_got_before_it(buffer: Loopba
             buffer.script(path, ScriptedReply(status=503, body=b"{}"))
 
     buffer.on_request = fail_once
+
+
+@pytest.mark.usefixtures("second_poll_fails")
+def test_after_an_error_the_next_batch_has_what_was_got_before_it(buffer: LoopbackBuffer) -> None:
     with feed_of(buffer, max_failures=0) as feed:
         feed.start()
         with pytest.raises(RetriesUsedUpError):
@@ -140,6 +147,23 @@ def test_after_an_error_the_next_batch_has_what_was_got_before_it(buffer: Loopba
         batch = feed.next_batch(2)
 
     assert [group.instance_id for group in batch] == ["task-0", "task-1"]
+
+
+@pytest.mark.usefixtures("second_poll_fails")
+def test_groups_got_before_an_error_are_masked_by_the_version_of_the_batch_that_they_are_in(
+    buffer: LoopbackBuffer,
+) -> None:
+    rows = RowSettings(
+        samples_per_group=SAMPLES,
+        masks=MaskSettings(tokenizer_path=None, loss_mask_type="qwen", source=None),
+        max_token_lag=1,
+    )
+    with feed_of(buffer, max_failures=0, rows=rows) as feed:
+        feed.start()
+        with pytest.raises(RetriesUsedUpError):
+            feed.next_batch(2, weight_version=2)
+        with pytest.raises(GeneratorError, match="more than 1 weight versions older"):
+            feed.next_batch(2, weight_version=3)
 
 
 def test_a_delivery_that_could_not_be_converted_comes_again(
