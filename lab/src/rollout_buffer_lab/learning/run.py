@@ -274,6 +274,7 @@ def _payload(settings: LearnSettings, task: TaskFile, run: Path, engine_url: str
         "max_groups_ahead": (settings.lag + 1) * settings.groups,
         "tokenizer_path": str(run / "model"),
         "remote_engine_url": engine_url,
+        "sampling_seed": settings.seed,
         "sampling_params": {
             "max_new_tokens": settings.max_new_tokens or task.max_new_tokens,
             "temperature": settings.grpo.temperature,
