@@ -215,6 +215,7 @@ function clockTimes(_, splits) {
   });
 }
 
+/* Seconds make a label wide: they are shown where 40 pixels are less than a minute. */
 function options(spec, width, onCursor) {
   const axis = { stroke: color("muted"), grid: { stroke: color("grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
   return {
@@ -225,7 +226,7 @@ function options(spec, width, onCursor) {
     legend: { show: false },
     hooks: { setCursor: [onCursor] },
     scales: { x: { time: !spec.elapsed }, y: { range: spec.range ?? rangeOf(spec) } },
-    axes: [{ ...axis, space: (_, __, from, to) => (to - from < 240 ? 74 : 40), size: 28, values: spec.elapsed ? (_, splits) => splits.map(elapsed) : clockTimes }, { ...axis, size: 46, space: 30 }],
+    axes: [{ ...axis, space: (_, __, from, to, width) => ((to - from) / width < 1.5 ? 74 : 40), size: 28, values: spec.elapsed ? (_, splits) => splits.map(elapsed) : clockTimes }, { ...axis, size: 46, space: 30 }],
     series: [
       {},
       ...spec.lines.map((line) => ({

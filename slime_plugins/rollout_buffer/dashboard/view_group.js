@@ -42,7 +42,7 @@ function headOf(jobId, group) {
       fact("Spread", rewards.length ? number(Math.max(...rewards) - Math.min(...rewards)) : "–", "highest − lowest"),
       fact("Success", told.length ? percent(told.filter((one) => one.success >= 1).length / told.length) : "–", told.length ? "of its members" : "not reported"),
       fact("Members", `${rewards.length} / ${group.group_size}`, `epoch ${group.epoch}`),
-      fact("Took", group.opened_at ? span((group.closed_at ?? Date.now() / 1000) - group.opened_at) : "–", group.closed_at ? `closed ${moment(group.closed_at)}` : "not closed"),
+      fact("Took", group.opened_at && (group.closed_at || group.state === "open") ? span((group.closed_at ?? Date.now() / 1000) - group.opened_at) : "–", group.closed_at ? `closed ${moment(group.closed_at)}` : group.state === "open" ? "not closed" : "not played to its end"),
     ),
   ];
 }
@@ -116,11 +116,11 @@ function detailsOf(group) {
               h("tbody", null, failed.map((one) => h("tr", null, h("td", null, one.slot), h("td", null, one.attempt), h("td", null, one.state.replace("_", " ")), h("td", null, one.ended_at ? span(one.ended_at - one.started_at) : `since ${moment(one.started_at)}`), h("td", { class: "says" }, one.error_code && h("code", null, one.error_code), " ", one.error_message)))),
             ),
           )
-        : h("p", { class: "muted" }, group.attempts.length ? `All ${group.attempts.length} attempts ended with a trajectory.` : "Its trajectories were written over HTTP: this buffer made no attempt."),
+        : h("p", { class: "muted" }, group.attempts.length ? `All ${group.attempts.length} attempts ended with a trajectory.` : group.members.length ? "Its trajectories were written over HTTP: this buffer made no attempt." : "No attempt has begun."),
     ),
     group.delivered.length > 0 &&
       section(
-        "Delivered to the trainer",
+        group.state === "ready" ? "To be delivered to the trainer" : "Delivered to the trainer",
         h("p", null, `${group.delivered.length} members`, dummies ? `, ${dummies} of them dummies in place of missing members, which are never trained` : "", group.delivery_id ? ", in delivery " : ".", group.delivery_id && h("code", null, group.delivery_id)),
       ),
     section("The instance", h("details", null, h("summary", null, "Its line of the input file"), json(group.instance))),

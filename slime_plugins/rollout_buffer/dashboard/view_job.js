@@ -101,7 +101,7 @@ function factsOf(body, jobId) {
     fact("Mean reward", newest.episodes ? reward(newest.reward_mean) : "–", newest.episodes ? `newest ${count(newest.episodes)}, ${range}` : "no episode yet"),
     fact("Success", percent(newest.success), newest.success === null ? "not reported" : `newest ${count(newest.episodes)}`),
     fact("Being played", count(body.running_attempts), body.trajectory_age_s === null ? (newest.episodes ? "episodes" : "no trajectory") : `last ended ${span(body.trajectory_age_s)} ago`),
-    fact("Episodes at once", body.concurrency?.limit === undefined ? "–" : count(body.concurrency.limit), body.concurrency?.reason ? `auto: ${body.concurrency.reason}` : "num_process of the job"),
+    fact("Episodes at once", body.concurrency?.limit === undefined ? "–" : count(body.concurrency.limit), body.concurrency?.reason ? `auto: ${body.concurrency.reason}` : body.concurrency?.limit === undefined ? "not reported" : "num_process of the job"),
     fact("Devices", devices(body.devices), deviceWords(body.devices)),
     fact("Weights", body.weight_version === null ? "–" : `v${body.weight_version}`, body.weight_version === null ? "not reported" : "newest seen"),
     fact("Trainer", body.poll_age_s === null ? "never" : `${span(body.poll_age_s)} ago`, body.trainer_waits_s === null ? "last poll" : `waits for ${span(body.trainer_waits_s)}`),

@@ -139,7 +139,9 @@ def _halted(job: JobSnapshot) -> Iterator[Explanation]:
     elif not job.count(GroupState.OPEN):
         yield from _nothing_open(job)
     elif not job.has_runner:
-        yield from _external(job)
+        is_written = job.running_attempts or _recent(job.trajectory_age_s)
+        if not is_written and job.engine.code is EngineTrouble.NONE:
+            yield _external_waits(job)
     elif (limit := _limit_reached(job)) is not None:
         yield Explanation(
             code="backpressure",
@@ -188,11 +190,6 @@ def _nothing_open(job: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="closing", severity=Severity.OK, message="Every group is closed; the job is about to end."
         )
-
-
-def _external(job: JobSnapshot) -> Iterator[Explanation]:
-    if not (job.running_attempts or _recent(job.trajectory_age_s)) and job.engine.code is EngineTrouble.NONE:
-        yield _external_waits(job)
 
 
 def _external_waits(job: JobSnapshot) -> Explanation:
@@ -383,8 +380,7 @@ def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
         yield Explanation(
             code="nothing_kept",
             severity=Severity.STOPPED,
-            message=f"Nothing reaches the trainer: of {_closed(job)} closed groups {_final_counts(job)}."
-            f"{_most_frequent_cause(job, state)}",
+            message=f"Nothing reaches the trainer: {_final_counts(job)}.{_most_frequent_cause(job, state)}",
             advice=_why_dropped(job, state),
         )
         return
@@ -396,13 +392,13 @@ def _dropped(job: JobSnapshot) -> Iterator[Explanation]:
             advice=f"{_why_dropped(job, GroupState.FAILED)} Starting the same job again does not play them, unless the "
             "job itself has failed; retry_given_up: true does for an evaluation.",
         )
-    closed = _closed(job)
+    played = sum(job.count(state) for state in GroupState if state not in (GroupState.OPEN, GroupState.SKIPPED))
     if (filtered := job.count(GroupState.FILTERED)) > job.stale_groups:
-        most = filtered * 2 > closed
+        most = filtered * 2 > played
         yield Explanation(
             code="filtered_groups",
             severity=Severity.ATTENTION if most else Severity.OK,
-            message=f"{_were(filtered, 'group')} filtered, of {closed} that are closed."
+            message=f"{_were(filtered, 'group')} filtered, of {played} that were played."
             f"{_most_frequent_cause(job, GroupState.FILTERED)}",
             advice=_why_dropped(job, GroupState.FILTERED) if most else "",
         )
@@ -420,10 +416,6 @@ def _nothing_kept(job: JobSnapshot) -> bool:
     dropped = job.count(GroupState.FILTERED, GroupState.FAILED)
     usable = job.count(GroupState.READY, GroupState.LEASED, GroupState.DELIVERED)
     return job.state in OPEN_STATES and not usable and dropped - job.stale_groups >= MIN_REPORTED_FAILURES
-
-
-def _closed(job: JobSnapshot) -> int:
-    return sum(job.count(state) for state in GroupState if state is not GroupState.OPEN)
 
 
 def _most_frequent_cause(job: JobSnapshot, state: GroupState) -> str:

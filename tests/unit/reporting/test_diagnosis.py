@@ -148,19 +148,19 @@ def test_each_explanation_that_is_not_ok_has_advice(changes: dict[str, Any]) -> 
         assert one.advice or one.severity is Severity.OK
 
 
-DROPPED = {"delivered": 1, "failed": 3, "filtered": 4}
+DROPPED = {"delivered": 1, "failed": 3, "filtered": 4, "skipped": 90}
 
 
 def test_a_finished_job_says_what_became_of_all_its_groups() -> None:
     over = replace(AT_WORK, state=JobState.FINISHED, groups=DROPPED, most_frequent_causes=COMMONEST)
     found = {one.code: one for one in explain_job(over)}
     assert list(found) == ["finished", "failed_groups", "filtered_groups"]
-    assert "1 delivered, 4 filtered and 3 failed." in found["finished"].message
+    assert "1 delivered, 4 filtered, 3 failed and 90 skipped." in found["finished"].message
     assert "3 groups were given up as failed" in found["failed_groups"].message
     assert (
         "The most frequent cause (2 of them): timed out (0 of 4 members came within" in found["failed_groups"].message
     )
-    assert "4 groups were filtered, of 8 that are closed" in found["filtered_groups"].message
+    assert "4 groups were filtered, of 8 that were played" in found["filtered_groups"].message
     assert found["filtered_groups"].message.endswith("(4 of them): the generator's own is_valid_group refused it.")
 
 
