@@ -406,7 +406,7 @@ CHECKS: Sequence[Check] = (
         # With an external Ray or buffer, the emulators run on other hosts.
         needed=lambda settings: (
             settings.kind.is_android
-            and not (settings.farm.simulated or settings.external_ray or settings.external_buffer)
+            and not (settings.farm.simulated_phones or settings.external_ray or settings.external_buffer)
         ),
     ),
 )

@@ -92,7 +92,7 @@ class Farm:
     device: str | None
     num_workers: int
     max_context_len: int
-    simulated: bool
+    simulated_phones: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -299,7 +299,7 @@ def _farm(kind: Kind, environment: Mapping[str, str], values: Mapping[str, str])
         device=content.get("device"),
         num_workers=number("num_workers", 64),
         max_context_len=number("max_context_len", 16384),
-        simulated=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
+        simulated_phones=_switch("SLIME_SCRIPT_SIMULATED_PHONES", values["SLIME_SCRIPT_SIMULATED_PHONES"]),
     )
 
 

@@ -75,7 +75,7 @@ def obstacles(settings: LaunchSettings) -> list[str]:
     if not settings.kind.is_android:
         return []
     reasons = [*_model_obstacles(settings), *_row_obstacles(settings)]
-    if settings.farm.device == "simulated" and not settings.farm.simulated and not settings.external_buffer:
+    if settings.farm.device == "simulated" and not settings.farm.simulated_phones and not settings.external_buffer:
         reasons.append(
             f"device: simulated is set in {settings.farm.path} or by its variable {DEVICE_VARIABLES}DEVICE: a real "
             "model would be trained on simulated phones. Name the file of a farm in "
@@ -203,7 +203,7 @@ SIMULATED = {"device": "simulated", "resources_per_worker.num_cpus": "0.1", "res
 
 
 def _simulation(settings: LaunchSettings) -> list[str]:
-    if not settings.farm.simulated:
+    if not settings.farm.simulated_phones:
         return []
     return [word for key, value in SIMULATED.items() for word in ("--android", f"{key}={value}")]
 
@@ -224,7 +224,7 @@ def _training(settings: LaunchSettings, extra: Sequence[str]) -> Step:
     if settings.kind.is_android and settings.without_buffer:
         # A running Ray does not have this environment.
         variables |= {"ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG": str(settings.farm.path), **settings.farm.variables}
-        if settings.farm.simulated:
+        if settings.farm.simulated_phones:
             simulated = {key.upper().replace(".", "__"): value for key, value in SIMULATED.items()}
             variables |= {DEVICE_VARIABLES + key: value for key, value in simulated.items()}
     program = settings.slime / ("train.py" if settings.colocate else "train_async.py")

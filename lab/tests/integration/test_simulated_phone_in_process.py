@@ -23,15 +23,15 @@ WIDTH, HEIGHT = 1080, 2400
 
 
 @pytest.fixture
-def handset() -> Iterator[EmulatorState]:
+def phone() -> Iterator[EmulatorState]:
     made = EmulatorState()
     yield made
     made.close()
 
 
 @pytest.fixture
-def environment(handset: EmulatorState) -> Iterator[Any]:
-    made = android_environment(handset)
+def environment(phone: EmulatorState) -> Iterator[Any]:
+    made = android_environment(phone)
     yield made
     made.close()
 
@@ -46,10 +46,10 @@ def act(environment: Any, kind: int, x: float = 0.0, y: float = 0.0) -> Any:
     return environment.step({name: action[name] for name in environment.action_spec()})
 
 
-def tap(environment: Any, handset: EmulatorState, label: str) -> Any:
+def tap(environment: Any, phone: EmulatorState, label: str) -> Any:
     from android_env.components.action_type import ActionType
 
-    widget = next(one for one in handset.shell.screen().widgets if one.text == label and one.on_tap is not None)
+    widget = next(one for one in phone.ui.screen().widgets if one.text == label and one.on_tap is not None)
     x, y = widget.bounds.center
     act(environment, ActionType.TOUCH, x / WIDTH, y / HEIGHT)
     return act(environment, ActionType.LIFT, x / WIDTH, y / HEIGHT)
@@ -62,14 +62,14 @@ def shell(environment: Any, *words: str) -> Any:
     return environment.execute_adb_call(adb_pb2.AdbRequest(generic=generic, timeout_sec=10))
 
 
-def test_raw_touches_reach_the_phone_and_its_screen_comes_back(environment: Any, handset: EmulatorState) -> None:
+def test_raw_touches_reach_the_phone_and_its_screen_comes_back(environment: Any, phone: EmulatorState) -> None:
     from android_env.components.action_type import ActionType
 
     first = environment.reset().observation["pixels"]
     assert first.shape == (HEIGHT, WIDTH, 3)
     assert first.dtype == np.uint8
-    tap(environment, handset, "Settings")
-    assert handset.shell.front.package == "com.android.settings"
+    tap(environment, phone, "Settings")
+    assert phone.ui.front.package == "com.android.settings"
     wait_until(lambda: not np.array_equal(act(environment, ActionType.REPEAT).observation["pixels"], first))
 
 
@@ -93,14 +93,14 @@ def test_adb_calls_are_answered_by_the_phone(environment: Any) -> None:
 
 
 def test_the_accessibility_wrapper_gets_the_forest_of_the_screen(
-    handset: EmulatorState, monkeypatch: pytest.MonkeyPatch
+    phone: EmulatorState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the download of the forwarder's APK is left out: the phone has one."""
     from android_env.wrappers import a11y_grpc_wrapper
 
-    forwarder = AccessibilityForwarder(handset)
+    forwarder = AccessibilityForwarder(phone)
     wrapper = a11y_grpc_wrapper.A11yGrpcWrapper(
-        android_environment(handset), install_a11y_forwarding=False, start_a11y_service=True, enable_a11y_tree_info=True
+        android_environment(phone), install_a11y_forwarding=False, start_a11y_service=True, enable_a11y_tree_info=True
     )
     try:
         wrapper.reset()

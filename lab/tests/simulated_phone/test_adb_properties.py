@@ -35,9 +35,9 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 
 @pytest.fixture(scope="module")
 def adb() -> Iterator[AdbShell]:
-    handset = EmulatorState()
-    yield AdbShell(handset)
-    handset.close()
+    phone = EmulatorState()
+    yield AdbShell(phone)
+    phone.close()
 
 
 @given(COMMANDS, st.lists(WORDS | TEXTS, max_size=8))

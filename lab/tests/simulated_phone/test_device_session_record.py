@@ -51,8 +51,8 @@ def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(record: Path, tmp_pat
     front = importlib.import_module("rollout_buffer_lab.simulated_phone.interfaces.emulator_controller")
     messages = importlib.import_module("android_env.proto.emulator_controller_pb2")
     service = messages.DESCRIPTOR.services_by_name["EmulatorController"]
-    handset = EmulatorState()
-    adb, calls = AdbShell(handset), front.servicer_of(handset, Faults())
+    phone = EmulatorState()
+    adb, calls = AdbShell(phone), front.servicer_of(phone, Faults())
     for number, entry in enumerate(read_session(record)):
         if isinstance(entry, Exchange):
             check_adb(adb, entry, tmp_path / "file", f"line {number + 1}: {' '.join(entry.arguments)}")
@@ -61,7 +61,7 @@ def test_the_phone_answers_adb_and_grpc_as_it_was_recorded(record: Path, tmp_pat
             request = kind.FromString(entry.request) if kind is not None else None
             answer = front.comparable(entry.name, getattr(calls, entry.name)(request, None))
             assert answer == entry.answer, f"line {number + 1}: {entry.name}"
-    handset.close()
+    phone.close()
 
 
 def check_adb(adb: AdbShell, exchange: Exchange, host_file: Path, shown: str) -> None:
@@ -72,8 +72,8 @@ def check_adb(adb: AdbShell, exchange: Exchange, host_file: Path, shown: str) ->
 
 
 def test_a_pull_and_a_push_are_recorded_with_their_file(tmp_path: Path) -> None:
-    handset = EmulatorState()
-    adb, recorder = AdbShell(handset), ExchangeRecorder(tmp_path / "record")
+    phone = EmulatorState()
+    adb, recorder = AdbShell(phone), ExchangeRecorder(tmp_path / "record")
     host_file = tmp_path / "one.txt"
     host_file.write_bytes(b"\x00\xff")
     for words in (["push", str(host_file), "/sdcard/one.txt"], ["pull", "/sdcard/one.txt", str(host_file)]):
@@ -81,7 +81,7 @@ def test_a_pull_and_a_push_are_recorded_with_their_file(tmp_path: Path) -> None:
     found = [entry for entry in read_session(tmp_path / "record") if isinstance(entry, Exchange)]
     assert [one.content for one in found] == [b"\x00\xff", b"\x00\xff"]
     assert not [one for one in found if str(tmp_path) in " ".join(one.arguments)]
-    handset.close()
+    phone.close()
 
 
 def test_the_record_has_everything_that_a_device_is_asked() -> None:

@@ -20,8 +20,8 @@ class Adb:
     """The phone at the other end of the cable."""
 
     def __init__(self) -> None:
-        self.handset = EmulatorState()
-        self._adb = AdbShell(self.handset)
+        self.phone = EmulatorState()
+        self._adb = AdbShell(self.phone)
 
     def run(self, *arguments: str) -> str:
         output = self._adb.run(arguments)
@@ -37,7 +37,7 @@ class Adb:
         return output.text.decode()
 
     def tap_text(self, text: str, kind: WidgetKind = WidgetKind.TEXT) -> None:
-        widgets = self.handset.shell.screen().widgets
+        widgets = self.phone.ui.screen().widgets
         x, y = next(one.bounds.center for one in widgets if one.text == text and one.kind is kind)
         self.shell("input", "tap", str(x), str(y))
 
@@ -46,7 +46,7 @@ class Adb:
 def adb() -> Iterator[Adb]:
     phone = Adb()
     yield phone
-    phone.handset.close()
+    phone.phone.close()
 
 
 def test_a_switch_that_was_tapped_is_what_settings_get_says(adb: Adb) -> None:
@@ -64,10 +64,10 @@ def test_a_typed_word_stands_in_the_field_and_no_enter_follows(adb: Adb) -> None
     for words in ("a\\ b", "c%sd", "\\(e\\)"):
         adb.shell("input", "text", words)
     adb.shell("input", "keyevent", "KEYCODE_DEL")
-    field = next(one for one in adb.handset.shell.screen().widgets if one.kind is WidgetKind.FIELD)
+    field = next(one for one in adb.phone.ui.screen().widgets if one.kind is WidgetKind.FIELD)
     assert "".join(field.lines) == "a bc d(e"
     adb.shell("input", "keycombination", "113", "29", "&&", "input", "keyevent", "67")
-    field = next(one for one in adb.handset.shell.screen().widgets if one.kind is WidgetKind.FIELD)
+    field = next(one for one in adb.phone.ui.screen().widgets if one.kind is WidgetKind.FIELD)
     assert "".join(field.lines) == ""
 
 
@@ -105,7 +105,7 @@ def test_a_database_pulled_changed_removed_and_pushed_is_what_the_app_shows(adb:
     assert adb.shell("ls", CALENDAR) == ""
     adb.run("push", str(local), f"{CALENDAR}/events.db")
     adb.shell("am", "start", "-n", "com.simplemobiletools.calendar.pro/.activities.MainActivity")
-    assert "Lunch" in [widget.text for widget in adb.handset.shell.screen().widgets]
+    assert "Lunch" in [widget.text for widget in adb.phone.ui.screen().widgets]
 
 
 def test_messages_sent_and_received_are_rows_newest_first(adb: Adb) -> None:
@@ -130,7 +130,7 @@ def test_an_intent_fills_the_form_and_saving_makes_the_contact(adb: Adb) -> None
 
 
 def test_the_screen_is_captured_at_its_own_size(adb: Adb) -> None:
-    output = AdbShell(adb.handset).run(["exec-out", "screencap", "-p"])
+    output = AdbShell(adb.phone).run(["exec-out", "screencap", "-p"])
     assert output.text.startswith(b"\x89PNG")
     assert "1080x2400" in adb.shell("wm size")
     assert "logicalFrame=[0, 0, 1080, 2400]" in adb.shell("dumpsys input | grep logicalFrame")

@@ -26,13 +26,13 @@ LAUNCHER = "com.google.android.apps.nexuslauncher"
 class Phone:
     """A phone, the stub that calls it, and the messages' module."""
 
-    handset: EmulatorState
+    phone: EmulatorState
     stub: Any
     messages: Any
 
     @property
     def front(self) -> str:
-        return self.handset.shell.front.package
+        return self.phone.ui.front.package
 
     def touch(self, x: int, y: int, pressure: int) -> None:
         """One message of a finger: on the screen with pressure, lifted without."""
@@ -46,14 +46,14 @@ class Phone:
         self.touch(x, y, 0)
 
     def center(self, label: str) -> tuple[int, int]:
-        found = [one for one in self.handset.shell.screen().widgets if label in (one.text, one.icon) and one.on_tap]
+        found = [one for one in self.phone.ui.screen().widgets if label in (one.text, one.icon) and one.on_tap]
         return found[0].bounds.center
 
     def key(self, **fields: Any) -> None:
         self.stub.sendKey(self.messages.KeyboardEvent(**fields))
 
     def texts(self) -> str:
-        widgets = self.handset.shell.screen().widgets
+        widgets = self.phone.ui.screen().widgets
         return " ".join([text for widget in widgets for text in (widget.text, *widget.lines)])
 
 
@@ -63,18 +63,18 @@ def served(faults: Faults, recorder: ExchangeRecorder | None = None) -> Iterator
 
     from rollout_buffer_lab.simulated_phone.interfaces.emulator_controller import serve_emulator_controller
 
-    handset, port = EmulatorState(), free_port()
-    server = serve_emulator_controller(handset, port, faults, recorder)
+    phone, port = EmulatorState(), free_port()
+    server = serve_emulator_controller(phone, port, faults, recorder)
     channel = grpc.secure_channel(
         f"localhost:{port}",
         grpc.local_channel_credentials(),
         options=[("grpc.max_receive_message_length", -1)],
     )
     stub = emulator_controller_pb2_grpc.EmulatorControllerStub(channel)
-    yield Phone(handset=handset, stub=stub, messages=emulator_controller_pb2)
+    yield Phone(phone=phone, stub=stub, messages=emulator_controller_pb2)
     channel.close()
     server.stop(None).wait()
-    handset.close()
+    phone.close()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from rollout_buffer_lab.simulated_phone.painting import encode_screen
 from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
-from rollout_buffer_lab.simulated_phone.shell import Shell
 from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS
+from rollout_buffer_lab.simulated_phone.user_interface import UserInterface
 from rollout_buffer_lab.simulated_phone.widgets import Widget, WidgetKind
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
 from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import fit_under_pixel_cap
@@ -67,17 +67,17 @@ class _Monkey:
     def __init__(self) -> None:
         self.state = DeviceState()
         self.state.files.write(f"{MARKOR_FOLDER}/folder/note.md", b"text")
-        self.shell = Shell(self.state)
+        self.ui = UserInterface(self.state)
 
     def touch(self, choice: int, hold: bool, text: str) -> None:
         """Touches one of the things on the screen, then types if there is a keyboard."""
-        reacting = [widget for widget in self.shell.screen().widgets if widget.touchable]
+        reacting = [widget for widget in self.ui.screen().widgets if widget.touchable]
         x, y = reacting[choice % len(reacting)].bounds.center
         if hold:
-            self.shell.long_press(x, y, 1.0)
+            self.ui.long_press(x, y, 1.0)
         else:
-            self.shell.tap(x, y)
-        self.shell.type_text(text)
+            self.ui.tap(x, y)
+        self.ui.type_text(text)
 
 
 @examples(60)
@@ -86,7 +86,7 @@ def test_a_monkey_finds_no_way_to_break_an_app(touches: list[tuple[int, bool, st
     monkey = _Monkey()
     for choice, hold, text in touches:
         monkey.touch(choice, hold, text)
-        screen = monkey.shell.screen()
+        screen = monkey.ui.screen()
         assert 0 <= screen.scroll <= screen.max_scroll
         assert all(_is_even_and_on_screen(widget.bounds) for widget in screen.widgets)
 

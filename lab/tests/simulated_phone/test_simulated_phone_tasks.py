@@ -17,10 +17,10 @@ from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 from rollout_buffer_lab.simulated_phone.geometry import Rect
 from rollout_buffer_lab.simulated_phone.palette import Surface
 from rollout_buffer_lab.simulated_phone.phone import SimulatedPhone, SimulatedPhoneConfig
-from rollout_buffer_lab.simulated_phone.shell import Shell
 from rollout_buffer_lab.simulated_phone.tasks import registry
 from rollout_buffer_lab.simulated_phone.tasks.base import Task
 from rollout_buffer_lab.simulated_phone.tasks.registry import TASKS, VARIATIONS
+from rollout_buffer_lab.simulated_phone.user_interface import UserInterface
 from rollout_buffer_lab.simulated_phone.widgets import WidgetKind
 from slime_plugins.rollout_buffer.errors import EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
@@ -76,7 +76,7 @@ _CONTACT_TABLES = ("contacts", "raw_contacts", "data")
 
 def test_an_arranged_home_screen_shows_those_apps_in_that_order_each_in_its_colour() -> None:
     def tiles(state: DeviceState) -> list[tuple[str, Rect, Surface | None]]:
-        widgets = Shell(state).screen().widgets
+        widgets = UserInterface(state).screen().widgets
         return [
             (each.text, each.bounds, each.surface) for each in widgets if each.kind is WidgetKind.ICON and each.text
         ]

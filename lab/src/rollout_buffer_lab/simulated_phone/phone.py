@@ -12,9 +12,9 @@ from typing import Literal
 
 from rollout_buffer_lab.simulated_phone.geometry import SCREEN_HEIGHT, SCREEN_WIDTH
 from rollout_buffer_lab.simulated_phone.painting import encode_screen
-from rollout_buffer_lab.simulated_phone.shell import Shell
 from rollout_buffer_lab.simulated_phone.tasks.base import Task
 from rollout_buffer_lab.simulated_phone.tasks.registry import TaskRun, apps_of, start_task
+from rollout_buffer_lab.simulated_phone.user_interface import UserInterface
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
@@ -67,7 +67,7 @@ class SimulatedPhone:
     def __init__(self, config: SimulatedPhoneConfig | None = None) -> None:
         self._config = config or SimulatedPhoneConfig()
         self._run: TaskRun | None = None
-        self._shell: Shell | None = None
+        self._ui: UserInterface | None = None
         self._calls = 0
         self._episodes = 0
         self._closed = False
@@ -82,9 +82,9 @@ class SimulatedPhone:
         self._begin_call()
         self._drop_task()
         self._run = start_task(task_name, params_idx, self._config.tasks)
-        self._shell = Shell(self._run.state)
+        self._ui = UserInterface(self._run.state)
         self._episodes += 1
-        return self._observe(self._run, self._shell, note="")
+        return self._observe(self._run, self._ui, note="")
 
     def step(self, action: Action) -> Observation:
         """Does the action and returns the new screen; ``note`` says why an action could not be done.
@@ -93,10 +93,10 @@ class SimulatedPhone:
             DeviceError: there is no task, an injected fault, or the phone was closed.
         """
         self._begin_call()
-        run, shell = self._running()
-        note = self._do(action, run, shell)
+        run, ui = self._running()
+        note = self._do(action, run, ui)
         run.state.clock.advance(_STEP_S)
-        return self._observe(run, shell, note)
+        return self._observe(run, ui, note)
 
     def score(self) -> float:
         """Returns the task's success in [0, 1], read from the device's state.
@@ -135,18 +135,18 @@ class SimulatedPhone:
     def _drop_task(self) -> None:
         if self._run is not None:
             self._run.state.close()
-        self._run = self._shell = None
+        self._run = self._ui = None
 
-    def _running(self) -> tuple[TaskRun, Shell]:
-        if self._run is None or self._shell is None:
+    def _running(self) -> tuple[TaskRun, UserInterface]:
+        if self._run is None or self._ui is None:
             raise DeviceError("the simulated phone has no task: reset it first")
-        return self._run, self._shell
+        return self._run, self._ui
 
-    def _observe(self, run: TaskRun, shell: Shell, note: str) -> Observation:
+    def _observe(self, run: TaskRun, ui: UserInterface, note: str) -> Observation:
         if self._config.step_latency_s:
             time.sleep(self._config.step_latency_s)
         image_format = self._config.image_format
-        data = encode_screen(shell.screen().widgets, self._config.screenshot_max_pixels, image_format)
+        data = encode_screen(ui.screen().widgets, self._config.screenshot_max_pixels, image_format)
         return Observation(
             goal=run.goal,
             screenshot=Image(data=data, media_type=f"image/{image_format}"),
@@ -157,16 +157,16 @@ class SimulatedPhone:
             details={"app": apps_of(run.task.name)},
         )
 
-    def _do(self, action: Action, run: TaskRun, shell: Shell) -> str:
+    def _do(self, action: Action, run: TaskRun, ui: UserInterface) -> str:
         match action.kind:
             case ActionKind.CLICK | ActionKind.LONG_PRESS | ActionKind.SWIPE:
-                return self._touch(action, shell)
+                return self._touch(action, ui)
             case ActionKind.TYPE:
-                return shell.type_text(_well_formed(action.text or ""))
+                return ui.type_text(_well_formed(action.text or ""))
             case ActionKind.OPEN:
-                return shell.open_app(_well_formed(action.text or ""))
+                return ui.open_app(_well_formed(action.text or ""))
             case ActionKind.SYSTEM_BUTTON:
-                return "No button was named." if action.button is None else shell.press(action.button)
+                return "No button was named." if action.button is None else ui.press(action.button)
             case ActionKind.WAIT:
                 run.state.clock.advance(_clamped(action.duration_s, default=1.0))
             case ActionKind.ANSWER:
@@ -175,17 +175,17 @@ class SimulatedPhone:
                 pass  # nothing happens on the device; the generator ends the episode
         return ""
 
-    def _touch(self, action: Action, shell: Shell) -> str:
+    def _touch(self, action: Action, ui: UserInterface) -> str:
         if action.point is None or not _on_screen(action.point):
             return f"There is no such place on the screen: {action.point}."
         x, y = action.point
         if action.kind is ActionKind.CLICK:
-            return shell.tap(x, y)
+            return ui.tap(x, y)
         if action.kind is ActionKind.LONG_PRESS:
-            return shell.long_press(x, y, _clamped(action.duration_s, default=_LONG_PRESS_S))
+            return ui.long_press(x, y, _clamped(action.duration_s, default=_LONG_PRESS_S))
         if action.end_point is None or not _on_screen(action.end_point):
             return f"There is no such place on the screen: {action.end_point}."
-        return shell.swipe(x, y, *action.end_point)
+        return ui.swipe(x, y, *action.end_point)
 
 
 def _on_screen(point: tuple[int, int]) -> bool:

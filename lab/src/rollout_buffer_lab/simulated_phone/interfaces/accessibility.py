@@ -111,13 +111,13 @@ def _describe(node: Any, widget: Widget, package: str) -> None:
 
 
 class AccessibilityForwarder:
-    """Sends the handset's forest to the port that the last ``SET_GRPC`` broadcast named, several times a second.
+    """Sends the phone's forest to the port that the last ``SET_GRPC`` broadcast named, several times a second.
 
     A forest is sent ``slow_s`` after it was made, and the next one made after that.
     """
 
-    def __init__(self, handset: EmulatorState) -> None:
-        self._handset = handset
+    def __init__(self, phone: EmulatorState) -> None:
+        self._phone = phone
         self._stub: Any = None
         self._channel: Any = None
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class AccessibilityForwarder:
         self._wake = threading.Event()
         self.mute = False
         self.slow_s = 0.0
-        handset.listeners.append(self._on_broadcast)
+        phone.listeners.append(self._on_broadcast)
         self._thread = threading.Thread(target=self._run, name="accessibility-forwarder", daemon=True)
         self._thread.start()
 
@@ -169,9 +169,9 @@ class AccessibilityForwarder:
     def _send(self) -> None:
         import grpc
 
-        with self._handset.lock:
-            screen, package = self._handset.shell.screen(), self._handset.shell.front.package
-            is_airplane_mode = self._handset.state.settings.is_on("global", "airplane_mode_on")
+        with self._phone.lock:
+            screen, package = self._phone.ui.screen(), self._phone.ui.front.package
+            is_airplane_mode = self._phone.state.settings.is_on("global", "airplane_mode_on")
         if is_airplane_mode:
             return
         forest = forest_of(screen, package)

@@ -25,17 +25,17 @@ from rollout_buffer_lab.simulated_phone.interfaces.shell_language import Command
 
 
 class AdbShell:
-    """Answers adb commands for one handset. ``push`` and ``pull`` read and write files of the host."""
+    """Answers adb commands for one phone. ``push`` and ``pull`` read and write files of the host."""
 
-    def __init__(self, handset: EmulatorState) -> None:
-        self._handset = handset
+    def __init__(self, phone: EmulatorState) -> None:
+        self._phone = phone
         self._commands: dict[str, Command] = {
-            **settings_commands(handset),
-            **file_commands(handset.state.files),
-            **provider_commands(handset),
-            **activity_commands(handset),
-            **input_commands(handset),
-            "screencap": lambda arguments, piped: Output(text=png_of(handset)),
+            **settings_commands(phone),
+            **file_commands(phone.state.files),
+            **provider_commands(phone),
+            **activity_commands(phone),
+            **input_commands(phone),
+            "screencap": lambda arguments, piped: Output(text=png_of(phone)),
             "su": self._as_root,
             "sh": self._as_root,
             "logcat": lambda arguments, piped: printed(),
@@ -64,7 +64,7 @@ class AdbShell:
         handler = self._verbs.get(verb)
         if handler is None:
             return failed(f"adb: unknown command {verb}")
-        with self._handset.lock:
+        with self._phone.lock:
             try:
                 return handler(arguments[1:])
             except (OSError, ValueError, OverflowError, sqlite3.Error) as error:  # arguments that make no sense
@@ -72,7 +72,7 @@ class AdbShell:
 
     def _shell(self, words: Sequence[str]) -> Output:
         """Runs the words in the device's shell, as one text: adb joins them with blanks."""
-        return run_script(" ".join(words), self._commands, shell_files(self._handset.state.files))
+        return run_script(" ".join(words), self._commands, shell_files(self._phone.state.files))
 
     def _as_root(self, words: Sequence[str], piped: bytes) -> Output:
         """Runs ``su 0 COMMAND``, ``su root COMMAND`` or ``sh -c 'COMMAND'``."""
@@ -83,7 +83,7 @@ class AdbShell:
 
     def _push(self, words: Sequence[str]) -> Output:
         *sources, target = [word for word in words if not word.startswith("--")]
-        files = self._handset.state.files
+        files = self._phone.state.files
         for source in sources:
             path = Path(source)
             if not path.is_file():
@@ -97,7 +97,7 @@ class AdbShell:
             return failed("adb: error: pull needs a place to pull to")
         source, target = words[0], Path(words[1])
         try:
-            data = self._handset.state.files.read(source)
+            data = self._phone.state.files.read(source)
         except FileError:
             return failed(f"adb: error: failed to stat remote object '{source}': No such file or directory")
         (target / posixpath.basename(source) if target.is_dir() else target).write_bytes(data)
@@ -108,12 +108,12 @@ class AdbShell:
         names = [word for word in words if not word.startswith("-")]
         if not names or not Path(names[-1]).is_file():
             return failed(f"adb: failed to stat {names[-1] if names else ''}: No such file or directory")
-        self._handset.installed_later.add(Path(names[-1]).stem)
+        self._phone.installed_later.add(Path(names[-1]).stem)
         return printed("Performing Streamed Install\nSuccess\n")
 
     def _emu(self, words: Sequence[str]) -> Output:
         """Answers the emulator's console: ``sms send`` stores an incoming message, other commands do nothing."""
         if list(words[:2]) == ["sms", "send"] and len(words) > 2:
-            insert_sms(self._handset.state, words[2], " ".join(words[3:]), sent=False)
-            self._handset.state.clock.advance(1.0)  # so that the next message is a later one
+            insert_sms(self._phone.state, words[2], " ".join(words[3:]), sent=False)
+            self._phone.state.clock.advance(1.0)  # so that the next message is a later one
         return printed("OK\n")

@@ -27,9 +27,9 @@ _VIEWED_BY = {
 _EXTRAS = ("-e", "--es", "--ez", "--ei", "--el", "--ef", "--esa")
 
 
-def activity_commands(handset: EmulatorState) -> Mapping[str, Command]:
+def activity_commands(phone: EmulatorState) -> Mapping[str, Command]:
     """Returns the commands of this file by name."""
-    return commands_of(handset, {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys})
+    return commands_of(phone, {"am": _am, "pm": _pm, "monkey": _monkey, "dumpsys": _dumpsys})
 
 
 @dataclass(slots=True)
@@ -60,24 +60,24 @@ def _intent(arguments: Sequence[str]) -> _Intent:
     return intent
 
 
-def _am(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _am(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     verb, rest = (arguments[0] if arguments else ""), arguments[1:]
     if verb in ("start", "start-activity"):
-        return _start(handset, _intent(rest))
+        return _start(phone, _intent(rest))
     if verb == "broadcast":
-        return _broadcast(handset, _intent(rest))
+        return _broadcast(phone, _intent(rest))
     if verb in ("force-stop", "kill"):
-        handset.force_stop(rest[-1] if rest else "")
+        phone.force_stop(rest[-1] if rest else "")
         return printed()
     if verb == "stack":
-        return _stack(handset, rest)
+        return _stack(phone, rest)
     if verb == "task":
         return printed()
     return failed(f"Unknown command: {verb}", 255)
 
 
-def _start(handset: EmulatorState, intent: _Intent) -> Output:
-    app = _target(handset, intent)
+def _start(phone: EmulatorState, intent: _Intent) -> Output:
+    app = _target(phone, intent)
     if app is None:
         return printed(
             f"Starting: Intent {{ act={intent.action} dat={intent.data} cmp={intent.component} }}\n"
@@ -85,8 +85,8 @@ def _start(handset: EmulatorState, intent: _Intent) -> Output:
             1,
         )
     if intent.stop_first:
-        handset.force_stop(app.package)
-    running = handset.launch(app)
+        phone.force_stop(app.package)
+    running = phone.launch(app)
     if intent.action == "android.intent.action.INSERT" and isinstance(running, ContactsApp):
         running.new_contact(intent.extras.get("name", ""), intent.extras.get("phone", ""))
     if intent.action == "android.intent.action.SENDTO" and isinstance(running, MessagesApp):
@@ -97,90 +97,90 @@ def _start(handset: EmulatorState, intent: _Intent) -> Output:
     )
 
 
-def _target(handset: EmulatorState, intent: _Intent) -> InstalledApp | None:
+def _target(phone: EmulatorState, intent: _Intent) -> InstalledApp | None:
     if intent.component:
-        return handset.app_of(intent.component.partition("/")[0])
+        return phone.app_of(intent.component.partition("/")[0])
     if intent.action == "android.intent.action.INSERT":
-        return handset.app_of(_CONTACTS)
+        return phone.app_of(_CONTACTS)
     package = next((package for prefix, package in _VIEWED_BY.items() if intent.data.startswith(prefix)), "")
-    return handset.app_of(package)
+    return phone.app_of(package)
 
 
-def _broadcast(handset: EmulatorState, intent: _Intent) -> Output:
-    handset.broadcast(intent.action, intent.extras)
+def _broadcast(phone: EmulatorState, intent: _Intent) -> Output:
+    phone.broadcast(intent.action, intent.extras)
     head = f"Broadcasting: Intent {{ act={intent.action} }}\n"
     if intent.action == "clipper.set":
-        handset.state.clipboard = intent.extras.get("text", "")
+        phone.state.clipboard = intent.extras.get("text", "")
         return printed(head + 'Broadcast completed: result=-1, data="Text is copied into clipboard."\n')
     if intent.action == "clipper.get":
-        return printed(head + f'Broadcast completed: result=-1, data="{handset.state.clipboard}"\n')
+        return printed(head + f'Broadcast completed: result=-1, data="{phone.state.clipboard}"\n')
     return printed(head + "Broadcast completed: result=0\n")
 
 
-def _stack(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _stack(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["list"]:
-        return printed("".join(_task_lines(handset)))
+        return printed("".join(_task_lines(phone)))
     if arguments[:1] == ["remove"]:
         task_id = arguments[1] if len(arguments) > 1 else ""
         if task_id.isdecimal():
-            handset.remove_task(int(task_id))
+            phone.remove_task(int(task_id))
         return printed()
     return failed(f"Error: unknown command 'stack {' '.join(arguments)}'", 255)
 
 
-def _task_lines(handset: EmulatorState) -> list[str]:
+def _task_lines(phone: EmulatorState) -> list[str]:
     bounds = f"[0,0][{SCREEN_WIDTH},{SCREEN_HEIGHT}]"
     return [
         f"RootTask id={task_id} bounds={bounds} displayId=0 userId=0\n"
         f"  taskId={task_id}: {full_component(app)} bounds={bounds} userId=0 visible={str(front).lower()} "
         f"topActivity=ComponentInfo{{{full_component(app)}}}\n\n"
-        for task_id, app, front in handset.tasks()
+        for task_id, app, front in phone.tasks()
     ]
 
 
-def _pm(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _pm(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     verb = arguments[0] if arguments else ""
     package = next((word for word in arguments[1:] if not word.startswith("-")), "")
     if verb == "list":
-        return printed("".join(f"package:{name}\n" for name in handset.packages()))
+        return printed("".join(f"package:{name}\n" for name in phone.packages()))
     if verb == "path" and package == "android":
         return printed("package:/system/framework/framework-res.apk\n")
     if verb == "path":
-        known = package in handset.packages()
+        known = package in phone.packages()
         return printed(f"package:/data/app/{package}/base.apk\n" if known else "", 0 if known else 1)
     if verb == "clear":
-        return printed("Success\n") if handset.clear(package) else failed("Failed")
+        return printed("Success\n") if phone.clear(package) else failed("Failed")
     if verb in ("grant", "revoke", "enable", "disable"):
-        known = package in handset.packages()
+        known = package in phone.packages()
         return printed() if known else failed(f"java.lang.IllegalArgumentException: Unknown package: {package}", 255)
     if verb == "uninstall":
-        handset.installed_later.discard(package)
+        phone.installed_later.discard(package)
         return printed("Success\n")
     return failed(f"Unknown command: {verb}", 255)
 
 
-def _monkey(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _monkey(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     package = arguments[arguments.index("-p") + 1] if "-p" in arguments[:-1] else ""
-    app = handset.app_of(package)
+    app = phone.app_of(package)
     if app is None:
         return failed("** No activities found to run, monkey aborted.", 252)
-    handset.launch(app)
+    phone.launch(app)
     return printed("Events injected: 1\n")
 
 
-def _dumpsys(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _dumpsys(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     service = " ".join(arguments[:2])
     if service.startswith("input"):
         return printed(_INPUT_REPORT)
     if service.startswith("window"):
-        focus = full_component(handset.shell.front)
+        focus = full_component(phone.ui.front)
         return printed(f"  mCurrentRotation=ROTATION_0\n  mCurrentFocus=Window{{1 u0 {focus}}}\n")
     if service == "activity recents":
-        recents = [task for task in handset.tasks() if task[1] in handset.shell.running]
+        recents = [task for task in phone.tasks() if task[1] in phone.ui.running]
         lines = (f"  * Recent: {full_component(app)} id={task_id}\n" for task_id, app, _ in recents)
         return printed("ACTIVITY MANAGER RECENT TASKS (dumpsys activity recents)\n" + "".join(lines))
     if service.startswith("activity"):
-        return printed(f"  ResumedActivity: {full_component(handset.shell.front)}\n")
+        return printed(f"  ResumedActivity: {full_component(phone.ui.front)}\n")
     if service.startswith("telephony.registry"):
         return printed("  mCallState=0\n")
     return printed()

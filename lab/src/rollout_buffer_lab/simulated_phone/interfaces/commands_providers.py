@@ -20,24 +20,24 @@ _CONTACTS = ("content://com.android.contacts/contacts", "content://contacts/peop
 _Row = Mapping[str, Any]
 
 
-def provider_commands(handset: EmulatorState) -> Mapping[str, Command]:
+def provider_commands(phone: EmulatorState) -> Mapping[str, Command]:
     """Returns the commands of this file by name."""
     return {
-        "content": lambda arguments, piped: _content(handset, arguments),
-        "sqlite3": lambda arguments, piped: _sqlite3(handset, arguments, piped),
+        "content": lambda arguments, piped: _content(phone, arguments),
+        "sqlite3": lambda arguments, piped: _sqlite3(phone, arguments, piped),
     }
 
 
-def _content(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _content(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     verb = arguments[0] if arguments else ""
     options = _options(arguments)
     uri = options.get("--uri", [""])[0].rstrip("/")
     if verb == "query":
-        return _query(handset, uri, options.get("--projection", [""])[0])
+        return _query(phone, uri, options.get("--projection", [""])[0])
     if verb == "delete":
-        return _delete(handset, uri)
+        return _delete(phone, uri)
     if verb == "insert":
-        return _insert(handset, uri, dict(_binding(text) for text in options.get("--bind", [])))
+        return _insert(phone, uri, dict(_binding(text) for text in options.get("--bind", [])))
     return failed(f"[ERROR] Unsupported operation: {verb}")
 
 
@@ -55,8 +55,8 @@ def _binding(text: str) -> tuple[str, str]:
     return name, rest.partition(":")[2]
 
 
-def _query(handset: EmulatorState, uri: str, projection: str) -> Output:
-    rows = _rows(handset, uri)
+def _query(phone: EmulatorState, uri: str, projection: str) -> Output:
+    rows = _rows(phone, uri)
     if rows is None:
         return failed(f"Error while accessing provider: {uri}")
     if not rows:
@@ -70,8 +70,8 @@ def _query(handset: EmulatorState, uri: str, projection: str) -> Output:
     return printed("".join(lines))
 
 
-def _rows(handset: EmulatorState, uri: str) -> Sequence[_Row] | None:
-    state = handset.state
+def _rows(phone: EmulatorState, uri: str) -> Sequence[_Row] | None:
+    state = phone.state
     if uri in _SMS_FOLDERS:
         kinds = _SMS_FOLDERS[uri]
         rows = state.sms_db.query("SELECT * FROM sms ORDER BY date DESC, _id DESC")
@@ -84,8 +84,8 @@ def _rows(handset: EmulatorState, uri: str) -> Sequence[_Row] | None:
     return None
 
 
-def _delete(handset: EmulatorState, uri: str) -> Output:
-    state = handset.state
+def _delete(phone: EmulatorState, uri: str) -> Output:
+    state = phone.state
     if uri in _SMS_FOLDERS:
         kinds = ", ".join(str(kind) for kind in _SMS_FOLDERS[uri])
         state.sms_db.execute(f"DELETE FROM sms WHERE type IN ({kinds})")
@@ -97,8 +97,8 @@ def _delete(handset: EmulatorState, uri: str) -> Output:
     return printed()
 
 
-def _insert(handset: EmulatorState, uri: str, values: Mapping[str, str]) -> Output:
-    state = handset.state
+def _insert(phone: EmulatorState, uri: str, values: Mapping[str, str]) -> Output:
+    state = phone.state
     if uri in _SMS_FOLDERS:
         sent = uri.endswith("/sent") or values.get("type") == "2"
         date = values.get("date", "")
@@ -112,13 +112,13 @@ def _insert(handset: EmulatorState, uri: str, values: Mapping[str, str]) -> Outp
     return printed()
 
 
-def _sqlite3(handset: EmulatorState, arguments: Sequence[str], piped: bytes) -> Output:
+def _sqlite3(phone: EmulatorState, arguments: Sequence[str], piped: bytes) -> Output:
     """Runs the statements on a database file; rows are printed with ``|`` between the columns."""
     words = [argument for argument in arguments if not argument.startswith("-")]
     if not words:
         return failed("sqlite3: no database named")
     path, sql = words[0], " ".join(words[1:]) or piped.decode("utf-8", "replace")
-    files = handset.state.files
+    files = phone.state.files
     scratch = Database(path, "")
     try:
         if files.exists(path):

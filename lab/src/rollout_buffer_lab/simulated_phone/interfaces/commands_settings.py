@@ -21,7 +21,7 @@ _PROPERTIES = {
 _SERVICES = {"wifi": "wifi_on", "bluetooth": "bluetooth_on", "data": "mobile_data"}
 
 
-def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
+def settings_commands(phone: EmulatorState) -> Mapping[str, Command]:
     """Returns the commands of this file by name."""
     table: Mapping[str, Callable[[EmulatorState, Sequence[str]], Output]] = {
         "settings": _settings,
@@ -29,18 +29,18 @@ def settings_commands(handset: EmulatorState) -> Mapping[str, Command]:
         "date": _date,
         "getprop": _getprop,
         "wm": _wm,
-        "whoami": lambda handset, arguments: printed("root\n"),
-        "service": lambda handset, arguments: printed("Result: Parcel(00000000 00000001   '........')\n"),
+        "whoami": lambda phone, arguments: printed("root\n"),
+        "service": lambda phone, arguments: printed("Result: Parcel(00000000 00000001   '........')\n"),
         "cmd": _cmd,
     }
-    return commands_of(handset, table)
+    return commands_of(phone, table)
 
 
-def _settings(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _settings(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     verb, namespace, key, *value = [*arguments, "", "", ""][:4]
     if namespace not in _NAMESPACES:
         return failed(f"Invalid namespace '{namespace}'", 255)
-    settings = handset.state.settings
+    settings = phone.state.settings
     if verb == "get":
         return printed(f"{settings.get(namespace, key) if settings.get(namespace, key) is not None else 'null'}\n")
     if verb == "put":
@@ -53,18 +53,18 @@ def _settings(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     return failed(f"Invalid command: {verb}", 255)
 
 
-def _svc(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _svc(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     service, verb = ([*arguments, "", ""])[:2]
     key = _SERVICES.get(service)
     if key is None or verb not in ("enable", "disable"):
         return failed(f"svc: {service} {verb} is not known", 1)
-    handset.state.settings.put("global", key, "1" if verb == "enable" else "0")
+    phone.state.settings.put("global", key, "1" if verb == "enable" else "0")
     return printed("Success\n" if service == "bluetooth" else "")
 
 
-def _cmd(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _cmd(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     """Switches airplane mode and "do not disturb"; other commands do nothing and succeed."""
-    settings = handset.state.settings
+    settings = phone.state.settings
     if list(arguments[:2]) == ["connectivity", "airplane-mode"]:
         settings.put("global", "airplane_mode_on", str(int(arguments[-1] == "enable")))
     if list(arguments[:2]) == ["notification", "set_dnd"]:
@@ -72,9 +72,9 @@ def _cmd(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     return printed()
 
 
-def _date(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _date(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     """Prints the time, or sets it from ``MMDDhhmmYY.ss``."""
-    clock = handset.state.clock
+    clock = phone.state.clock
     argument = arguments[-1] if arguments else ""
     if argument.startswith("+"):
         return printed(clock.now.strftime(argument[1:].replace("%s", str(int(clock.now.timestamp())))) + "\n")
@@ -86,13 +86,13 @@ def _date(handset: EmulatorState, arguments: Sequence[str]) -> Output:
     return printed(clock.now.strftime("%a %b %d %H:%M:%S UTC %Y") + "\n")
 
 
-def _getprop(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _getprop(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments:
         return printed(_PROPERTIES.get(arguments[0], "") + "\n")
     return printed("".join(f"[{name}]: [{value}]\n" for name, value in _PROPERTIES.items()))
 
 
-def _wm(handset: EmulatorState, arguments: Sequence[str]) -> Output:
+def _wm(phone: EmulatorState, arguments: Sequence[str]) -> Output:
     if arguments[:1] == ["size"]:
         return printed(f"Physical size: {SCREEN_WIDTH}x{SCREEN_HEIGHT}\n")
     if arguments[:1] == ["density"]:

@@ -23,7 +23,7 @@ _BROWSER_KEYS = {"Enter": "ENTER", "GoBack": "BACK", "GoHome": "HOME", "Backspac
 
 
 def serve_emulator_controller(
-    handset: EmulatorState, port: int, faults: Faults, recorder: ExchangeRecorder | None = None
+    phone: EmulatorState, port: int, faults: Faults, recorder: ExchangeRecorder | None = None
 ) -> Any:
     """Starts the service on the port and returns the grpc server. A ``recorder`` gets every call with its answer.
 
@@ -38,7 +38,7 @@ def serve_emulator_controller(
         interceptors=[] if recorder is None else [_recording(recorder)],
         options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)],
     )
-    emulator_controller_pb2_grpc.add_EmulatorControllerServicer_to_server(servicer_of(handset, faults), server)
+    emulator_controller_pb2_grpc.add_EmulatorControllerServicer_to_server(servicer_of(phone, faults), server)
     try:
         bound_port = server.add_secure_port(f"localhost:{port}", grpc.local_server_credentials())
     except RuntimeError as error:
@@ -49,13 +49,13 @@ def serve_emulator_controller(
     return server
 
 
-def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
+def servicer_of(phone: EmulatorState, faults: Faults) -> Any:
     """Makes the servicer; its base class exists only where android_env is installed."""
     from android_env.proto import emulator_controller_pb2 as messages
     from android_env.proto import emulator_controller_pb2_grpc
     from google.protobuf import empty_pb2
 
-    touch = Touch(handset)
+    touch = Touch(phone)
     started = time.monotonic()
 
     class Servicer(emulator_controller_pb2_grpc.EmulatorControllerServicer):  # type: ignore[misc]  # untyped base
@@ -65,7 +65,7 @@ def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
             return messages.EmulatorStatus(version="simulated", uptime=int(up_s * 1000), booted=booted)
 
         def getScreenshot(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
-            width, height, pixels = rgba_of(handset)
+            width, height, pixels = rgba_of(phone)
             image_format = messages.ImageFormat(format=request.format, width=width, height=height)
             return messages.Image(format=image_format, image=pixels)
 
@@ -75,11 +75,11 @@ def servicer_of(handset: EmulatorState, faults: Faults) -> Any:
             return empty_pb2.Empty()
 
         def sendKey(self, request: Any, context: Any) -> Any:  # noqa: N802 - the service's own name
-            with handset.lock:
+            with phone.lock:
                 if request.text:
-                    handset.shell.type_text(request.text)
+                    phone.ui.type_text(request.text)
                 elif request.eventType != messages.KeyboardEvent.keyup:
-                    press_key(handset.shell, _BROWSER_KEYS.get(request.key, request.key))
+                    press_key(phone.ui, _BROWSER_KEYS.get(request.key, request.key))
             return empty_pb2.Empty()
 
     return Servicer()
@@ -121,8 +121,8 @@ def comparable(name: str, reply: Any) -> bytes:
 class Touch:
     """Turns the moves of one finger into taps, long presses and swipes."""
 
-    def __init__(self, handset: EmulatorState) -> None:
-        self._handset = handset
+    def __init__(self, phone: EmulatorState) -> None:
+        self._phone = phone
         self._lock = threading.Lock()
         self._down: tuple[int, int, float] | None = None
         self._last = (0, 0)
@@ -140,10 +140,10 @@ class Touch:
 
     def _lifted(self, x: int, y: int, since: float) -> None:
         held_s = time.monotonic() - since
-        with self._handset.lock:
-            shell = self._handset.shell
+        with self._phone.lock:
+            ui = self._phone.ui
             if (x, y) == self._last and held_s >= _LONG_TOUCH_S:
-                shell.long_press(x, y, held_s)
+                ui.long_press(x, y, held_s)
             else:
-                shell.swipe(x, y, *self._last)
-            self._handset.state.clock.advance(ACTION_S)
+                ui.swipe(x, y, *self._last)
+            self._phone.state.clock.advance(ACTION_S)

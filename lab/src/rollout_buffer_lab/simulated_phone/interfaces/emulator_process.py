@@ -75,18 +75,18 @@ class Emulator:
     def __init__(self, arguments: EmulatorArguments, faults: Faults, off: threading.Event | None = None) -> None:
         """``off`` is set when Android is shut down."""
         self._off = off or threading.Event()
-        self.handset = EmulatorState()
+        self.phone = EmulatorState()
         self._plan = FaultPlan(arguments.folder)
-        self._adb = AdbShell(self.handset)
+        self._adb = AdbShell(self.phone)
         self._inputs = 0
         self._started = time.monotonic()
         self._faults = faults
         self._recorder = _recorder(arguments)
-        self._forwarder = AccessibilityForwarder(self.handset)
+        self._forwarder = AccessibilityForwarder(self.phone)
         self._late_inputs = LateInputs(self._run)
         self._end_of_faults: threading.Timer | None = None
         self.set_faults(faults)
-        self._grpc = serve_emulator_controller(self.handset, arguments.grpc_port, faults, self._recorder)
+        self._grpc = serve_emulator_controller(self.phone, arguments.grpc_port, faults, self._recorder)
         self._socket_path = arguments.folder / f"{arguments.serial}.sock"
         self._socket_path.unlink(missing_ok=True)
         self._server = _AdbServer(str(self._socket_path), self)
@@ -122,7 +122,7 @@ class Emulator:
         self._faults = faults
         self._forwarder.mute = faults.dead_forwarder
         self._forwarder.slow_s = faults.slow_trees_s
-        self.handset.never_idle = faults.never_idle
+        self.phone.never_idle = faults.never_idle
 
     def _run(self, words: Sequence[str]) -> Output:
         output = self._adb.run(words)
@@ -150,7 +150,7 @@ class Emulator:
         self._late_inputs.close()
         self._forwarder.close()
         self._grpc.stop(None)
-        self.handset.close()
+        self.phone.close()
 
     @property
     def _booted(self) -> bool:

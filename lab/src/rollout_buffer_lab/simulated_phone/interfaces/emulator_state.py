@@ -11,7 +11,7 @@ from rollout_buffer_lab.simulated_phone.device_state.packages import INSTALLED_A
 from rollout_buffer_lab.simulated_phone.device_state.state import DeviceState
 from rollout_buffer_lab.simulated_phone.interfaces.app_databases import APP_DATABASES, APP_FOLDERS, APPS_WITHOUT_SCREENS
 from rollout_buffer_lab.simulated_phone.layout import ScreenBuilder
-from rollout_buffer_lab.simulated_phone.shell import Shell
+from rollout_buffer_lab.simulated_phone.user_interface import UserInterface
 
 ACTION_S = 1.0
 """Device time that a touch or a key takes. The device's clock does not follow the host's."""
@@ -38,7 +38,7 @@ class EmulatorState:
             self.state.files.mount(path, self.state.databases[path])
         for folder in (*APP_FOLDERS, *(f"/data/data/{app.package}" for app in self.apps())):
             self.state.files.make_folders(folder)
-        self.shell = Shell(self.state)
+        self.ui = UserInterface(self.state)
         self.installed_later = {_FORWARDER}
         self.listeners: list[BroadcastListener] = []
         self.never_idle = False
@@ -60,11 +60,11 @@ class EmulatorState:
     def launch(self, info: InstalledApp) -> App:
         """Starts the app or brings it to the front."""
         make_app = AppWithoutScreens if info in APPS_WITHOUT_SCREENS else None
-        return self.shell.launch(info, make_app)
+        return self.ui.launch(info, make_app)
 
     def force_stop(self, package: str) -> None:
         """Ends the app."""
-        self.shell.close_app(package)
+        self.ui.close_app(package)
 
     def clear(self, package: str) -> bool:
         """Ends the app and forgets its data; False when there is no such package."""
@@ -79,8 +79,8 @@ class EmulatorState:
 
     def tasks(self) -> list[tuple[int, InstalledApp, bool]]:
         """Returns task id and app of each task, and whether it is in front; the front one first."""
-        front = self.shell.front
-        others = [app for app in self.shell.running if app is not front]
+        front = self.ui.front
+        others = [app for app in self.ui.running if app is not front]
         return [(self._task_id(app), app, app is front) for app in (front, *others)]
 
     def remove_task(self, task_id: int) -> None:

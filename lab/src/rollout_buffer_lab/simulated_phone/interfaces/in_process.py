@@ -1,6 +1,6 @@
 """The simulated phone inside of android_env, in the same process: a simulator for ``android_env.AndroidEnv``.
 
-``android_environment(handset)`` is an environment of android_env's own classes (coordinator, adb calls, actions,
+``android_environment(phone)`` is an environment of android_env's own classes (coordinator, adb calls, actions,
 observations) over the phone: no emulator, no adb program, no port. It needs the package ``android-env``, which is
 imported where it is used.
 """
@@ -20,25 +20,25 @@ from rollout_buffer_lab.simulated_phone.interfaces.screen_capture import rgba_of
 _CHANNELS = 4
 
 
-def android_environment(handset: EmulatorState) -> Any:
-    """Returns an ``android_env.environment.AndroidEnv`` over the phone. Closing it leaves the handset to its owner."""
+def android_environment(phone: EmulatorState) -> Any:
+    """Returns an ``android_env.environment.AndroidEnv`` over the phone. Closing it leaves the phone to its owner."""
     from android_env import environment
     from android_env.components import coordinator, device_settings, task_manager
     from android_env.proto import task_pb2
 
-    simulator = simulator_of(handset)
+    simulator = simulator_of(phone)
     tasks = task_manager.TaskManager(task_pb2.Task(id="simulated_phone", max_episode_sec=172_800))
     conductor = coordinator.Coordinator(simulator, tasks, device_settings.DeviceSettings(simulator))
     return environment.AndroidEnv(simulator=simulator, coordinator=conductor, task_manager=tasks)
 
 
-def simulator_of(handset: EmulatorState) -> Any:
+def simulator_of(phone: EmulatorState) -> Any:
     """Returns a ``BaseSimulator`` over the phone; its base classes exist only where android_env is installed."""
     import numpy as np
     from android_env.components import config_classes
     from android_env.components.simulators import base_simulator
 
-    touch = Touch(handset)
+    touch = Touch(phone)
 
     class PhoneSimulator(base_simulator.BaseSimulator):  # type: ignore[misc]  # untyped base
         """The phone as android_env sees a device."""
@@ -48,7 +48,7 @@ def simulator_of(handset: EmulatorState) -> Any:
 
         def create_adb_controller(self) -> Any:
             config = config_classes.AdbControllerConfig(device_name=self.adb_device_name())
-            return _adb_controller_of(handset, config)
+            return _adb_controller_of(phone, config)
 
         def create_log_stream(self) -> Any:
             return _silent_log()
@@ -62,21 +62,21 @@ def simulator_of(handset: EmulatorState) -> Any:
 
         def send_key(self, keycode: Any, event_type: str) -> None:
             if event_type != "keyup":
-                with handset.lock:
-                    press_key(handset.shell, str(int(keycode)))
+                with phone.lock:
+                    press_key(phone.ui, str(int(keycode)))
 
         def _get_screenshot_impl(self) -> Any:
-            width, height, pixels = rgba_of(handset)
+            width, height, pixels = rgba_of(phone)
             return np.frombuffer(pixels, np.uint8).reshape(height, width, _CHANNELS)[:, :, :3]
 
     return PhoneSimulator(config_classes.SimulatorConfig())
 
 
-def _adb_controller_of(handset: EmulatorState, config: Any) -> Any:
+def _adb_controller_of(phone: EmulatorState, config: Any) -> Any:
     """Answers adb's commands from the phone. As with adb, a command that fails is an error."""
     from android_env.components import adb_controller, errors
 
-    shell = AdbShell(handset)
+    shell = AdbShell(phone)
 
     class PhoneAdbController(adb_controller.AdbController):  # type: ignore[misc]  # untyped base
         """The phone's adb."""

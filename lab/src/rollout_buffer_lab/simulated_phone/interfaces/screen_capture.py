@@ -12,16 +12,16 @@ from rollout_buffer_lab.simulated_phone.painting import paint
 from rollout_buffer_lab.simulated_phone.widgets import Widget
 
 
-def rgba_of(handset: EmulatorState) -> tuple[int, int, bytes]:
+def rgba_of(phone: EmulatorState) -> tuple[int, int, bytes]:
     """Returns width, height, and four bytes for each pixel, row by row."""
-    with handset.lock:
-        widgets = handset.shell.screen().widgets
+    with phone.lock:
+        widgets = phone.ui.screen().widgets
     return _rgba(widgets)
 
 
-def png_of(handset: EmulatorState) -> bytes:
+def png_of(phone: EmulatorState) -> bytes:
     """Returns the screen as a PNG file."""
-    width, height, pixels = rgba_of(handset)
+    width, height, pixels = rgba_of(phone)
     buffer = io.BytesIO()
     Image.frombytes("RGBA", (width, height), pixels).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()

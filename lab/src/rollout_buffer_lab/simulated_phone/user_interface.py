@@ -49,7 +49,7 @@ _TOUCH_SLOP = 16  # pixels; a finger that moved less did not swipe
 _END_OF_LIST = 1_000_000  # a scroll position that the builder reduces to the end of the list
 
 
-class Shell:
+class UserInterface:
     """The interface of one device, from the home screen on."""
 
     def __init__(self, state: DeviceState) -> None:
