@@ -449,7 +449,8 @@ class SglangEngine(HttpEngine):
         if time.monotonic() - requested_at < WORKERS_REMEMBERED_S:
             return urls
         async with self._open_session().get(f"{base_url}/workers", headers=key_headers(base_url)) as response:
-            urls = urls_of_workers(await response.read()) if response.status == 200 else ()
+            body = await response.read()
+        urls = urls_of_workers(body) if response.status == 200 and not is_html(body) else ()
         self._workers = {base_url: (time.monotonic(), urls or (base_url,))}
         return self._workers[base_url][1]
 

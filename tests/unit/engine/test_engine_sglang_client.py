@@ -49,10 +49,10 @@ class ScriptedSglang:
     worker_urls: list[str] | None = None
     tokenize_answers: list[web.Response] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
-    describe_model: Callable[[], web.Response] = lambda: web.json_response({"detail": "Not Found"}, status=404)
+    other_route: Callable[[], web.Response] = lambda: web.json_response({"detail": "Not Found"}, status=404)
 
     async def model_info(self, _: web.Request) -> web.Response:
-        return self.describe_model()
+        return self.other_route()
 
     async def tokenize(self, request: web.Request) -> web.Response:
         self.tokenized.append(await request.json())
@@ -70,7 +70,7 @@ class ScriptedSglang:
 
     async def workers(self, _: web.Request) -> web.Response:
         if self.worker_urls is None:
-            return web.json_response({"detail": "Not Found"}, status=404)
+            return self.other_route()
         return web.json_response({"workers": [{"url": url, "is_healthy": True} for url in self.worker_urls]})
 
     @asynccontextmanager

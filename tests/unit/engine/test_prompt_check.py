@@ -144,13 +144,13 @@ class TestTheClient:
             assert await engine.probe_prompts() == EngineFidelity()
 
     @pytest.mark.parametrize("status", [200, 404])
-    async def test_a_proxy_that_hides_the_route_of_the_model_is_named_and_prompts_of_text_are_probed(
+    async def test_a_proxy_that_passes_turns_alone_is_named_and_prompts_of_text_are_probed(
         self, status: int, caplog: pytest.LogCaptureFixture
     ) -> None:
         probe = prompt_probe(TOKENIZER, None)
         scripted = ScriptedSglang(
             [web.json_response(answered([7], prompt=list(probe.text.ids)))],
-            describe_model=lambda: page_of_nginx(status),
+            other_route=lambda: page_of_nginx(status),
         )
         async with engine_on(scripted, prompt_probe=lambda: probe) as engine:
             assert await engine.probe_prompts() == EngineFidelity(text=PromptIntegrity.EXACT)
