@@ -118,6 +118,23 @@ def buffer(tmp_path: Path, clock: SettableClock) -> Iterator[Buffer]:
     buffer.store.close()
 
 
+@pytest.fixture
+def quick_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runners look around often and retry at once."""
+    runner = "slime_plugins.rollout_buffer.runner"
+    monkeypatch.setattr(f"{runner}.played_job.WATCH_INTERVAL_S", 0.02)
+    monkeypatch.setattr(f"{runner}.episode_runner.RETRY_BASE_S", 0.001)
+    monkeypatch.setattr(f"{runner}.group_admission.POLL_INTERVAL_S", 0.02)
+
+
+@pytest.fixture
+def real_time_buffer(tmp_path: Path, quick_runner: None) -> Iterator[Buffer]:
+    """A buffer on the real clock, for runners that are quick."""
+    buffer = Buffer(Store(tmp_path / "data"))
+    yield buffer
+    buffer.store.close()
+
+
 @functools.cache
 def known_task_types() -> dict[str, Any]:
     """The task types that a supervisor reports to ``make_client``. Cached, since ``load`` imports generator files."""

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ from tests.episode_requests import phone_episode
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
 from tests.processes import descendants, is_alive
-from tests.waiting import wait_until
+from tests.waiting import until, wait_until
 
 pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
 
@@ -70,13 +69,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def kill_manager() -> None:
     ray = importlib.import_module("ray")
     ray.kill(ray.get_actor(MANAGER_NAME, namespace=NAMESPACE), no_restart=False)
-
-
-async def until_gone(pid: str) -> None:
-    deadline = time.monotonic() + 30
-    while is_alive(int(pid)):
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 async def test_episodes_play_at_once_on_devices_in_other_processes(cluster: str) -> None:
@@ -189,7 +181,7 @@ async def test_a_manager_that_dies_is_started_anew_with_fresh_devices(cluster: s
             assert (await other.reset("Solved", 0)).details["pid"] != before
         with pytest.raises(DeviceError):
             await playing
-        await until_gone(before)
+        await until(lambda: not is_alive(int(before)))
 
 
 def test_doctor_examines_every_node_of_a_cluster_and_names_one_that_does_not_answer(

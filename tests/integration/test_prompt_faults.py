@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,7 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import metrics_page
-from slime_plugins.rollout_buffer.runner import played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.image_fetch import FetchedImages
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
@@ -344,11 +342,8 @@ class TwoTurns:
 
 
 @pytest.fixture
-def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    buffer = Buffer(Store(tmp_path / "data"))
-    yield buffer
-    buffer.store.close()
+def buffer(real_time_buffer: Buffer) -> Buffer:
+    return real_time_buffer
 
 
 async def run(buffer: Buffer, engine_url: str, generator: TwoTurns, **changes: Any) -> JobRecord:

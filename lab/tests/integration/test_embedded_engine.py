@@ -141,18 +141,12 @@ class TestSglangEngineWithTheEmbeddedEngine(SglangServerContract):
 # --- log-probs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
-async def test_log_probs_are_those_of_a_plain_forward_pass(
-    engine: Engine, policies: Policies, temperature: float
+@pytest.mark.parametrize(("temperature", "cut"), [(1.0, {}), (0.6, {}), (2.0, {}), (1.5, {"top_k": 5})])
+async def test_log_probs_are_those_of_a_plain_forward_pass_before_top_k_cuts(
+    engine: Engine, policies: Policies, temperature: float, cut: dict[str, Any]
 ) -> None:
-    reply = await engine.generate(turn(temperature=temperature, ignore_eos=True))
+    reply = await engine.generate(turn(temperature=temperature, ignore_eos=True, **cut))
     expected = recomputed(policies.first, PROMPT, reply.output_ids, temperature)
-    assert reply.output_log_probs == pytest.approx(expected, abs=1e-4)
-
-
-async def test_log_probs_are_those_before_top_p_and_top_k_cut(engine: Engine, policies: Policies) -> None:
-    reply = await engine.generate(turn(ignore_eos=True, top_k=5, temperature=1.5))
-    expected = recomputed(policies.first, PROMPT, reply.output_ids, 1.5)
     assert reply.output_log_probs == pytest.approx(expected, abs=1e-4)
 
 

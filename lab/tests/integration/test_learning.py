@@ -23,7 +23,8 @@ pytest.importorskip("torch", reason="the policy and its engine need torch")
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (301, 302, 303)
-PHONE_MODES = ("incremental", "history")
+PHONES = ("--task phone --mode incremental", "--task phone --mode history")
+PAGE = "--task miniwob_page"
 CAUGHT = ("late-mask", "environment", "other-version", "old-denominators")
 """Arms whose log-probs are not those of what would be trained: the trainer refuses at once or a step later."""
 BLIND = ("shuffled-rewards", "swapped-siblings", "frozen")
@@ -104,22 +105,19 @@ def check_what_overlaps(run: Run, lag: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", PHONE_MODES)
-def test_the_phones_screenshots_reach_the_trainer_as_the_engine_saw_them(tmp_path: Path, mode: str) -> None:
-    sizes = ("--steps", "2", "--groups", "3", "--samples", "8", "--warm-up", "90")
-    run = learn(tmp_path, "--task", "phone", "--mode", mode, *sizes, timeout_s=280)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        *((f"{phone} --groups 3 --samples 8 --warm-up 90", "a Qwen3-VL of") for phone in PHONES),
+        pytest.param(f"{PAGE} --groups 2 --samples 6 --warm-up 250", "", marks=needs_a_browser),
+    ],
+)
+def test_what_the_trainer_gets_of_a_phone_or_a_page_is_what_the_engine_saw(
+    tmp_path: Path, arguments: str, said: str
+) -> None:
+    run = learn(tmp_path, *arguments.split(), "--steps", "2", timeout_s=280)
 
-    assert "a Qwen3-VL of" in run.said, run.said
-    assert run.largest_gap < 1e-4, run.said
-
-
-@needs_a_browser
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_pages_in_a_browser_reach_the_trainer_as_the_engine_read_them(tmp_path: Path) -> None:
-    sizes = ("--steps", "2", "--groups", "2", "--samples", "6", "--warm-up", "250")
-    run = learn(tmp_path, "--task", "miniwob_page", *sizes, timeout_s=280)
-
+    assert said in run.said
     assert run.largest_gap < 1e-4, run.said
 
 
@@ -149,12 +147,19 @@ def test_what_cannot_be_run_is_said_before_anything_starts(tmp_path: Path) -> No
 
 @pytest.mark.large
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_true_signal_is_learned(tmp_path: Path, seed: int) -> None:
-    run = learn(tmp_path, "--seed", str(seed), "--steps", "20", timeout_s=1100)
+@pytest.mark.parametrize(
+    ("arguments", "reward"),
+    [
+        *((f"--steps 20 --seed {seed}", 0.7) for seed in SEEDS),
+        *((f"{phone} --seed 301", 0.7) for phone in PHONES),
+        *(pytest.param(f"{PAGE} --steps 14 --groups 8 --seed {seed}", 0.4, marks=needs_a_browser) for seed in SEEDS),
+    ],
+)
+def test_a_true_signal_is_learned_of_digits_a_phone_and_a_page(tmp_path: Path, arguments: str, reward: float) -> None:
+    run = learn(tmp_path, *arguments.split(), timeout_s=1100)
 
     assert run.code == 0, run.said
-    assert run.last_reward > 0.7
+    assert run.last_reward > reward
 
 
 @pytest.mark.large
@@ -182,41 +187,14 @@ def test_a_spoilt_signal_is_not_learned(tmp_path: Path, seed: int, arm: str) -> 
 
 @pytest.mark.large
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("mode", PHONE_MODES)
-def test_the_phone_is_learned_by_looking_in_both_modes(tmp_path: Path, mode: str) -> None:
-    run = learn(tmp_path, "--task", "phone", "--mode", mode, "--seed", "301", timeout_s=1100)
-
-    assert run.code == 0, run.said
-    assert run.last_reward > 0.7
-
-
-@pytest.mark.large
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("mode", PHONE_MODES)
-def test_the_phone_is_not_learned_from_shuffled_rewards(tmp_path: Path, mode: str) -> None:
-    arm = ("--arm", "shuffled-rewards", "--seed", "301", "--steps", "14")
-    run = learn(tmp_path, "--task", "phone", "--mode", mode, *arm, timeout_s=1100)
-
-    assert run.code == 1, run.said
-
-
-@needs_a_browser
-@pytest.mark.large
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_web_page_is_learned_by_reading(tmp_path: Path, seed: int) -> None:
-    sizes = ("--steps", "14", "--groups", "8")
-    run = learn(tmp_path, "--task", "miniwob_page", "--seed", str(seed), *sizes, timeout_s=1100)
-
-    assert run.code == 0, run.said
-    assert run.last_reward > 0.4
-
-
-@needs_a_browser
-@pytest.mark.large
-@pytest.mark.timeout(1200)
-def test_a_web_page_is_not_learned_from_shuffled_rewards(tmp_path: Path) -> None:
-    arm = ("--arm", "shuffled-rewards", "--seed", "301", "--steps", "14", "--groups", "8")
-    run = learn(tmp_path, "--task", "miniwob_page", *arm, timeout_s=1100)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(f"{phone} --steps 14" for phone in PHONES),
+        pytest.param(f"{PAGE} --steps 14 --groups 8", marks=needs_a_browser),
+    ],
+)
+def test_neither_a_phone_nor_a_page_is_learned_from_shuffled_rewards(tmp_path: Path, arguments: str) -> None:
+    run = learn(tmp_path, *arguments.split(), "--arm", "shuffled-rewards", "--seed", "301", timeout_s=1100)
 
     assert run.code == 1, run.said

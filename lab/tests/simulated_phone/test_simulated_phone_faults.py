@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from rollout_buffer_lab.simulated_phone.interfaces.fault_plan import FaultPlan, FaultTrigger
 from rollout_buffer_lab.simulated_phone.interfaces.faults import Faults
+from tests.waiting import wait_until
 
 WELL = Faults()
 STATE = ["shell", "settings", "get", "global", "wifi_on"]
@@ -53,10 +53,7 @@ def test_a_typed_trigger_breaks_just_this_phone_and_only_for_its_time(folder: Pa
         assert emulator.answer(STATE).code == 0
         assert b"offline" in emulator.answer(["shell", "input", "text", "hush"]).text
         assert emulator.answer(STATE).code != 0
-        deadline = time.monotonic() + 40
-        while emulator.answer(STATE).code != 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: emulator.answer(STATE).code == 0)
         assert plan.of_this_boot() == later
     finally:
         emulator.close()
@@ -71,10 +68,7 @@ def test_inputs_of_a_slow_screen_are_done_in_the_order_in_which_they_came(folder
     late.put(["typed while it was slow"], 0.5)
     late.put(["typed when it was well again"], 0.0)
     assert done == []
-    deadline = time.monotonic() + 40
-    while late.pending:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not late.pending)
     assert done == ["typed while it was slow", "typed when it was well again"]
     late.put(["too late"], 60)
     late.close()

@@ -30,7 +30,6 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.reporting.prometheus import METRICS
 from slime_plugins.rollout_buffer.rules.heartbeats import SUPERVISOR
-from slime_plugins.rollout_buffer.runner import episode_runner, played_job
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.metrics import job_metrics
@@ -190,11 +189,7 @@ def wait_for_the_next_bucket(series: dict[str, Any]) -> None:
     time.sleep(max(0.0, end - time.time()) + 0.01)
 
 
-async def test_every_view_agrees_after_a_run_with_failures(
-    client: FlaskClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
+async def test_every_view_agrees_after_a_run_with_failures(client: FlaskClient, quick_runner: None) -> None:
     buffer: Buffer = client.application.extensions["rollout_buffer"].buffer
     outside = write_with_failures(buffer)
     played = await play_with_failures(buffer)
@@ -226,14 +221,12 @@ async def test_every_view_agrees_after_a_run_with_failures(
 def test_what_a_trainer_logs_agrees_with_every_view(
     make_client: Callable[..., FlaskClient],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    quick_runner: None,
     task_type: str,
     ids: list[str],
     valid: int,
 ) -> None:
     """The metrics of the trainer's last rollout, W&B's file and the metrics file are the buffer's of the whole job."""
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
     reset_jobs()
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
     client = make_client(data_roots=(tmp_path,))

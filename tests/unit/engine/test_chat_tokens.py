@@ -59,14 +59,12 @@ def test_a_cut_turn_is_closed_by_the_bridge(chat: ChatTokens) -> None:
     ]
 
 
-def test_a_template_with_bos_and_default_system_text_leaks_neither_into_the_bridge() -> None:
-    text = tokenizer.decode(chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).bridge(USER, turn_is_closed=True))
-    assert text == "\n<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n<think>\n"
-
-
-def test_a_template_that_drops_old_reasoning_gives_the_same_bridge_after_any_turn() -> None:
-    text = tokenizer.decode(chat_with(WITHOUT_OLD_REASONING).bridge(USER, turn_is_closed=True))
-    assert text == "\n<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n"
+@pytest.mark.parametrize(
+    ("template", "thought"), [(WITH_BOS_AND_DEFAULT_SYSTEM, "<think>\n"), (WITHOUT_OLD_REASONING, "")]
+)
+def test_what_a_template_writes_or_drops_before_a_message_is_not_in_its_bridge(template: str, thought: str) -> None:
+    text = tokenizer.decode(chat_with(template).bridge(USER, turn_is_closed=True))
+    assert text == f"\n<|im_start|>user\nDo it.<|im_end|>\n<|im_start|>assistant\n{thought}"
 
 
 def test_a_bridge_is_cut_once_and_a_copy_given_each_time(chat: ChatTokens) -> None:
@@ -113,11 +111,6 @@ def test_no_tokenizer_is_a_clear_error() -> None:
         ChatTokens(None)
 
 
-def test_a_tokenizer_without_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no chat template"):
-        chat_with(None)
-
-
 def test_a_template_that_shows_no_images_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 image placeholders for 1 images"):
         chat_with(WITH_BOS_AND_DEFAULT_SYSTEM).prompt([NEXT])
@@ -133,16 +126,19 @@ def test_a_placeholder_in_the_text_of_a_message_is_refused_where_the_template_wr
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "problem"),
     [
-        "{% for m in messages %}{{ m.content }}\n{% endfor %}",
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]",
-        "{% for m in messages[:2] %}{{ m.content }}{% endfor %}",
+        (None, "no chat template"),
+        ("{% for m in messages %}{{ m.content }}\n{% endfor %}", "does not end a turn"),
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]", "does not end a turn"),
+        ("{% for m in messages[:2] %}{{ m.content }}{% endfor %}", "does not end a turn"),
     ],
-    ids=["line break", "word", "nothing"],
+    ids=["none", "line break", "word", "nothing"],
 )
-def test_a_template_without_an_end_of_turn_is_refused(template: str) -> None:
-    with pytest.raises(ConfigError, match="does not end a turn"):
+def test_a_tokenizer_without_a_template_or_with_one_without_an_end_of_turn_is_refused(
+    template: str | None, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
         chat_with(template)
 
 

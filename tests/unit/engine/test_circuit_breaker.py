@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -22,14 +21,14 @@ from slime_plugins.rollout_buffer.generator.base_generator import GeneratorConte
 from slime_plugins.rollout_buffer.reporting.dashboard_views import Views
 from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import CauseCode
-from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
+from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.runner.engine_watch import EngineWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import update_job
 from slime_plugins.rollout_buffer.types import EpisodeRequest, JobState, SamplingParams, Trajectory
 from tests.engine_contracts import answering, http_answer
 from tests.unit.runner.test_runner import ScriptedGenerator, plugin_of, start, trajectory_for
+from tests.waiting import until
 
 PAGE = http_answer(404, b"<html>no such page</html>", "text/html")
 REFUSAL = http_answer(400, b'{"error": {"message": "weights are broken"}}')
@@ -57,17 +56,13 @@ class SamplingGenerator(ScriptedGenerator):
 
 
 @pytest.fixture
-def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    """A buffer on the real clock, and a runner whose patience with its engine is short."""
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
+def buffer(real_time_buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> Buffer:
+    """A buffer on the real clock, and a quick runner whose patience with its engine is short."""
     monkeypatch.setattr(circuit_breaker, "AWAY_TIMEOUT_S", 0.2)
     monkeypatch.setattr(circuit_breaker, "PROBE_INTERVAL_S", 0.05)
     short = EngineSettings(retry_timeout_s=0.5, backoff_first_s=0.02, backoff_longest_s=0.05)
     monkeypatch.setattr(job_runner, "make_engine", lambda url, **options: make_engine(url, short, **options))
-    opened = Buffer(Store(tmp_path / "data"))
-    yield opened
-    opened.store.close()
+    return real_time_buffer
 
 
 class OneAnswer:
@@ -98,9 +93,7 @@ async def playing(buffer: Buffer, engine: OneAnswer, **changes: Any) -> AsyncIte
 
 
 async def until_state(buffer: Buffer, job: Any, state: JobState) -> Any:
-    async with asyncio.timeout(50):
-        while buffer.job_by_key(job.key).state is not state:  # noqa: ASYNC110 - another task changes the database
-            await asyncio.sleep(0.02)
+    await until(lambda: buffer.job_by_key(job.key).state is state)
     return buffer.job_by_key(job.key)
 
 

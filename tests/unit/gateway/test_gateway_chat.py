@@ -106,6 +106,7 @@ def test_null_is_a_field_that_is_not_given() -> None:
         ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": "<|image_pad|>"}]}, "1 image placeholders for 0 images"),
         ({"messages": [USER], "functions": []}, "functions"),
         ({"messages": [USER], "tools": [{"function": nested(250)}]}, "nested more than 100"),
         ({"messages": [USER], "tools": [*TOOLS, {"type": "custom", "custom": {"name": "x"}}]}, "tools: number 1"),

@@ -121,20 +121,6 @@ async def test_an_engine_that_fails_after_keep_alives_alone_is_an_error_event_of
     assert failed.value.body == {"type": "error", "error": {"type": "overloaded_error", "message": "it went away"}}
 
 
-async def test_an_image_that_the_chat_template_does_not_render_is_refused(tmp_path: Path) -> None:
-    import anthropic
-
-    refusing: Any = type(tokenizer).from_pretrained(tokenizer.name_or_path, local_files_only=True)
-    refusing.chat_template = tokenizer.chat_template.replace(
-        "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}", ""
-    )
-    async with gateway_on(tmp_path, FakeEngine([]), load=lambda path: refusing) as gateway:
-        opened = await gateway.open(start_session_job(gateway.buffer))
-        async with anthropic.AsyncAnthropic(base_url=opened["anthropic_base_url"], api_key="k") as client:
-            with pytest.raises(anthropic.BadRequestError, match="renders 0 image placeholders for 1 images"):
-                await asked(client, streamed=False, messages=[{"role": "user", "content": [PICTURE]}])
-
-
 def result(content: Any) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": content}]}]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +19,7 @@ from slime_plugins.rollout_buffer.observability.opentelemetry import (
     tracing_from_environment,
 )
 from slime_plugins.rollout_buffer.observability.tracing import NoTracer, phase
-from slime_plugins.rollout_buffer.runner import episode_runner
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
-from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.types import EpisodeRequest
 from tests.unit.generator.gui_agent.test_episode import CLICK, DONE
 from tests.unit.generator.gui_agent.test_episode import play as play_on_a_device
@@ -51,14 +47,6 @@ class Listener:
 @pytest.fixture
 def listener() -> Listener:
     return Listener()
-
-
-@pytest.fixture
-def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
-    buffer = Buffer(Store(tmp_path / "data"))
-    yield buffer
-    buffer.store.close()
 
 
 async def scripted_play(episode: EpisodeRequest) -> Any:

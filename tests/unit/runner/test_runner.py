@@ -9,8 +9,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -29,8 +28,6 @@ from slime_plugins.rollout_buffer.rules.causes import Shortfall, too_short
 from slime_plugins.rollout_buffer.runner import (
     attempt_timeout,
     concurrency,
-    episode_runner,
-    group_admission,
     main,
     played_job,
 )
@@ -102,17 +99,6 @@ class ScriptedGenerator:
 
 def trajectory_for(episode: EpisodeRequest, reward: float) -> Trajectory:
     return trajectory(episode.uid, episode.instance.instance_id, reward)
-
-
-@pytest.fixture
-def real_time_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Buffer]:
-    """A buffer on the real clock, and a runner that looks around often and retries at once."""
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
-    monkeypatch.setattr(group_admission, "POLL_INTERVAL_S", 0.02)
-    buffer = Buffer(Store(tmp_path / "data"))
-    yield buffer
-    buffer.store.close()
 
 
 def start(buffer: Buffer, count: int = 2, **changes: Any) -> JobRecord:

@@ -24,9 +24,7 @@ from slime_plugins.rollout_buffer.runner.device_watch import DeviceWatch
 from slime_plugins.rollout_buffer.runner.job_runner import JobRunner
 from slime_plugins.rollout_buffer.state.runner_reports import devices_of_job, recent_device_pools, store_report
 from tests.unit.reporting.test_metrics import scrape
-from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, real_time_buffer, start
-
-__all__ = ["real_time_buffer"]
+from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, plugin_of, start
 
 
 def device(name: str = "device-0", state: str = "ready", **more: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,21 +15,15 @@ from slime_plugins.rollout_buffer.reporting.job_description import describe_job
 from slime_plugins.rollout_buffer.rules.causes import CountedCause, Shortfall, not_valid, too_short
 from slime_plugins.rollout_buffer.rules.groups import DEFAULT_FUNCTIONS
 from slime_plugins.rollout_buffer.rules.job_states import ending_of
-from slime_plugins.rollout_buffer.runner import episode_runner, job_runner, played_job
-from slime_plugins.rollout_buffer.storage.store import Store
+from slime_plugins.rollout_buffer.runner import job_runner
 from slime_plugins.rollout_buffer.types import EpisodeRequest, GroupState, JobState
 from tests.support import slot_counts
 from tests.unit.runner.test_runner import ScriptedGenerator, by_slot, run, start
 
 
 @pytest.fixture
-def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A buffer on the real clock, and a runner that looks around often and retries at once."""
-    monkeypatch.setattr(played_job, "WATCH_INTERVAL_S", 0.02)
-    monkeypatch.setattr(episode_runner, "RETRY_BASE_S", 0.001)
-    buffer = Buffer(Store(tmp_path / "data"))
-    yield buffer
-    buffer.store.close()
+def quick(real_time_buffer: Buffer) -> Buffer:
+    return real_time_buffer
 
 
 def explanation(buffer: Buffer, job_id: str) -> dict[str, str]:

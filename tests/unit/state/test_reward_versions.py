@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from slime_plugins.rollout_buffer.state.reward_versions import (
     rescore,
     scores_for,
 )
-from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.trainer.mask_selection import MaskSettings
 from slime_plugins.rollout_buffer.trainer.row_builder import RowBuilder
@@ -36,13 +34,6 @@ from tests.asgi_client import serving_wsgi
 from tests.support import polled_delivery, start_external, write, written
 
 TURNS = [{"prompt_ids": [1], "output_ids": [2], "finish_reason": "stop", "output_log_probs": [-0.5]}]
-
-
-@pytest.fixture
-def buffer(tmp_path: Path) -> Iterator[Buffer]:
-    opened = Buffer(Store(tmp_path))
-    yield opened
-    opened.store.close()
 
 
 @pytest.fixture
@@ -181,8 +172,8 @@ def test_rows_for_training_are_made_of_a_replayed_delivery(buffer: Buffer, job: 
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def run(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    common = ("--data-dir", str(folder), "--retries", "0", "--json")
+def run(buffer: Buffer, *arguments: str) -> tuple[int, dict[str, Any]]:
+    common = ("--data-dir", str(buffer.store.data_dir), "--retries", "0", "--json")
     result = CliRunner().invoke(command_line, ["rescore", "j", *arguments, *common])
     return result.exit_code, json.loads(result.stdout)
 
@@ -196,14 +187,14 @@ def test_the_command_scores_by_a_function_and_says_what_it_did(buffer: Buffer, j
     )
     with_function = ("--with", f"{file}:score", "--name", "two")
 
-    code, said = run(tmp_path, *with_function)
+    code, said = run(buffer, *with_function)
     assert (code, said["version"], said["scored"], said["failed"]) == (1, 1, 3, 1)
     assert said["failures"] == {"the judge failed: ValueError: odd": 1}
     file.write_text("def score(one):\n    return 2.0\n")
-    assert run(tmp_path, *with_function)[0] == 0
+    assert run(buffer, *with_function)[0] == 0
 
 
-def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_path: Path) -> None:
+def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord) -> None:
     @Request.application
     def service(request: Request) -> Response:
         uid = request.get_json()["trajectory"]["uid"]
@@ -213,7 +204,7 @@ def test_the_command_scores_by_a_service(buffer: Buffer, job: JobRecord, tmp_pat
 
     delivery = polled_delivery(buffer, job)
     with serving_wsgi(service) as url:
-        code, said = run(tmp_path, "--with", url.replace("//", "//user:secret@"))
+        code, said = run(buffer, "--with", url.replace("//", "//user:secret@"))
 
     assert (code, said["scored"], said["failed"]) == (1, 2, 2)
     refusals = " and ".join(sorted(said["failures"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -138,7 +139,18 @@ def test_the_trainer_waits_for_a_group_that_its_next_step_would_make_too_old(pla
     assert played.poll(3)[0] == slow.instance_id
 
 
-def test_the_trainer_does_not_wait_for_ever(played: Played) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda played: played.clock.advance(250),
+        lambda played: played.buffer.change_job(played.job.job_id, "pause"),
+        lambda played: played.buffer.change_job(played.job.job_id, "cancel"),
+    ],
+    ids=["later", "paused", "cancelled"],
+)
+def test_the_trainer_waits_neither_for_ever_nor_for_a_job_that_does_not_run(
+    played: Played, change: Callable[[Played], object]
+) -> None:
     played.train(1)
     played.begin()
     played.clock.advance(1)
@@ -146,19 +158,6 @@ def test_the_trainer_does_not_wait_for_ever(played: Played) -> None:
     ready = played.begin()
     played.end(ready, 3)
     assert played.poll(3) == []
-    played.clock.advance(250)
-    assert played.buffer.would_deliver(played.job, PollPayload())
-    assert played.poll(3) == [ready.instance_id]
-
-
-@pytest.mark.parametrize("verb", ["pause", "cancel"])
-def test_a_job_that_does_not_run_keeps_nothing_back(played: Played, verb: str) -> None:
-    played.train(1)
-    played.begin()
-    played.clock.advance(1)
-    played.train(2)
-    ready = played.begin()
-    played.end(ready, 3)
-    assert played.poll(3) == []
-    played.buffer.change_job(played.job.job_id, verb)
+    change(played)
+    assert played.buffer.would_deliver(played.buffer.job(played.job.job_id), PollPayload())
     assert played.poll(3) == [ready.instance_id]

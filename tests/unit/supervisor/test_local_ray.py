@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from slime_plugins.rollout_buffer.serve_settings import ServeSettings
 from slime_plugins.rollout_buffer.supervisor import local_ray
 from slime_plugins.rollout_buffer.supervisor.restart_policies import ray_policy
+from tests.waiting import wait_until
 
 LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 ROOT = Path(__file__).resolve().parents[4]
@@ -50,11 +50,7 @@ def start(tmp_path: Path, failures: int, **variables: str) -> subprocess.Popen[s
 def test_a_ray_that_did_not_start_is_started_again(tmp_path: Path) -> None:
     process = start(tmp_path, failures=2)
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "address").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until((tmp_path / "address").exists, 60)
     finally:
         process.terminate()
         _, said = process.communicate(timeout=30)
@@ -83,10 +79,8 @@ def test_orphaned_processes_that_end_are_reaped_while_it_serves(tmp_path: Path) 
     note = tmp_path / "orphan"
     process = start(tmp_path, failures=0, ORPHAN=str(note))
     try:
-        deadline = time.monotonic() + 20
-        while not (note.exists() and note.read_text() and not Path(f"/proc/{note.read_text()}").exists()):
-            assert time.monotonic() < deadline, "a zombie stays"
-            time.sleep(0.05)
+        orphan = wait_until(lambda: note.exists() and note.read_text())
+        wait_until(lambda: not Path(f"/proc/{orphan}").exists(), what="the end of the zombie")
         assert process.poll() is None
     finally:
         process.terminate()

@@ -20,6 +20,7 @@ from slime_plugins.rollout_buffer.supervisor.child_processes import (
     ProcessIdentity,
     stop_all,
 )
+from tests.waiting import wait_until
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 PARENT_OF_SLEEPER = [
@@ -54,12 +55,9 @@ def test_a_later_process_with_the_same_id_is_left_alone(child: ChildProcess) -> 
 
 def test_what_outlives_its_leader_is_found_and_ended(tmp_path: Path) -> None:
     parent = ChildProcess("parent", PARENT_OF_SLEEPER, log_file=tmp_path / "log")
-    deadline = time.monotonic() + 40
-    while len(parent.identity.members()) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len(parent.identity.members()) == 2)
     os.kill(parent.pid, signal.SIGKILL)
-    while parent.exit_code() is None:
-        time.sleep(0.01)
+    wait_until(lambda: parent.exit_code() is not None)
     (orphan,) = parent.identity.members()
     assert orphan != parent.pid
     parent.kill()
@@ -114,10 +112,7 @@ def test_a_child_hears_of_its_parents_death(tmp_path: Path) -> None:
         identity = ProcessIdentity.of("c", int(parent.stdout.readline()))
         assert identity.members()
         parent.kill()
-    deadline = time.monotonic() + 40
-    while identity.members() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert identity.members() == []
+    wait_until(lambda: identity.members() == [])
 
 
 def test_a_full_disk_has_room_for_the_records_of_other_children(tmp_path: Path, child: ChildProcess) -> None:

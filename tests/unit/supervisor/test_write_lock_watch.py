@@ -18,6 +18,7 @@ from slime_plugins.rollout_buffer.supervisor import supervisor as module
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess
 from slime_plugins.rollout_buffer.supervisor.supervisor import Supervisor
 from slime_plugins.rollout_buffer.testing.clock import SettableClock
+from tests.waiting import wait_until
 
 ASLEEP = WriteLockOwner(pid=1, started=1, held_s=100.0, state="T", cpu_ticks=5)
 
@@ -84,8 +85,7 @@ def test_a_stranger_frozen_in_the_middle_of_a_write_is_left_alone(buffer: Buffer
     frozen = ChildProcess(
         "stranger", [sys.executable, "-c", FROZEN, str(buffer.store.data_dir)], log_file=tmp_path / "frozen.log"
     )
-    while not frozen.is_stopped():
-        time.sleep(0.02)
+    wait_until(frozen.is_stopped)
     for _ in range(8):
         supervisor._kill_stuck_lock_owner()
         time.sleep(0.05)
