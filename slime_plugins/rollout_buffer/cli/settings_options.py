@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.strict_yaml import load_yaml
+from slime_plugins.rollout_buffer.wire.checks import misspelt_key_messages
 
 
 def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -30,6 +32,7 @@ def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[...
     the field's ``json_schema_extra`` may name another flag.
     """
     fields = {name: field for name, field in model.model_fields.items() if field.description is not None}
+    keys = ["CONFIG", *(_file_key_of(name, field).upper() for name, field in fields.items())]
 
     def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         if path is not None:
@@ -46,6 +49,9 @@ def with_settings(model: type[BaseModel], prefix: str) -> Callable[[Callable[...
 
     def wrap(command: Callable[..., None]) -> Callable[..., None]:
         def run(**given: Any) -> None:
+            variables = [name.removeprefix(f"{prefix}_") for name in os.environ if name.startswith(f"{prefix}_")]
+            if misspelt := misspelt_key_messages(variables, keys, f"{prefix}_"):
+                raise typer.BadParameter(f"environment variable {misspelt[0]}")
             given.pop("config")
             values = {name: given.pop(name) for name in fields}
             command({name: value for name, value in values.items() if value is not None}, **given)

@@ -78,6 +78,7 @@ def test_a_flag_comes_before_a_variable_and_that_before_the_file(
     [
         (("--port", "x"), {}, "", "'--port': Input should be a valid integer"),
         ((), {"BUFFER_PORT": "x"}, "", "'--port': Input should be a valid integer"),
+        ((), {"BUFFER_DATAROOT": "x"}, "", "BUFFER_DATAROOT is not known; did you mean BUFFER_DATA_ROOT?"),
         ((), {}, "port: x", "'--port': Input should be a valid integer"),
         ((), {}, "prot: 1", "serve.yaml: prot is not known: did you mean port?"),
         ((), {}, "- port", "serve.yaml must be a YAML mapping of settings"),
@@ -100,6 +101,13 @@ def test_a_bad_value_is_refused_with_where_it_stands(
     config = ("--config", "serve.yaml") if file else ()
     assert says in call(app, *config, *arguments, **variables)
     assert served == []
+
+
+def test_variables_that_kubernetes_sets_for_a_service_of_that_name_are_left_alone(
+    app: typer.Typer, served: list[dict[str, Any]]
+) -> None:
+    call(app, BUFFER_SERVICE_HOST="10.0.0.1", BUFFER_SERVICE_PORT="1", BUFFER_PORT_1_TCP_ADDR="10.0.0.1")
+    assert len(served) == 1
 
 
 @pytest.mark.parametrize("kind", [ServeSettings, GatewaySettings, RemoteRolloutSettings])

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from slime_plugins.rollout_buffer.errors import ConfigError, JudgeError
+from slime_plugins.rollout_buffer.install_hints import install_extra
 
 logger = logging.getLogger(__name__)
 
@@ -121,9 +122,7 @@ class MathJudge:
         await self._end(process)
         if greeting is None or "error" not in greeting:
             raise _NoAnswerError("crashed during its start")
-        raise ConfigError(
-            f'comparing math answers needs math-verify (the "math" extra of this package): {greeting["error"]}'
-        )
+        raise ConfigError(f"comparing answers needs math-verify ({greeting['error']}): {install_extra('math')}")
 
     async def _end(self, process: _JudgeProcess | None) -> None:
         if process is not None:
