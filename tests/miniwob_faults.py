@@ -25,14 +25,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
-
-from transformers import AutoTokenizer
 
 from rollout_buffer_lab.scripted_engine.conversation import read_conversation
 from rollout_buffer_lab.scripted_engine.policy import reply_to
 from rollout_buffer_lab.scripted_engine.rng import SessionRng
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.engine.base import GenerateRequest
 from slime_plugins.rollout_buffer.errors import DeviceError
@@ -42,6 +38,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import load_settings
 from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.episodes import episode_request
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.demo_tokens import tokenizer
 from tests.miniwob_browsers import browser_process, driver_process
 from tests.processes import descendants
 
@@ -102,7 +99,6 @@ async def play_under_faults(episodes: int, pages: int, share: float, seed: int =
     os.environ["ROLLOUT_BUFFER_MINIWOB__QUARANTINE_S"] = "1"
     processes_before = set(descendants(os.getpid()))
     threads_before, began = threading.active_count(), time.monotonic()
-    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     account, randomness = Account(), random.Random(seed)
     doomed: set[str] = set()
 

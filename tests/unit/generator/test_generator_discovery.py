@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.generator.base_generator import Generator
 from slime_plugins.rollout_buffer.generator.registry import BUILT_IN_FOLDER, discover, load, load_file
 from slime_plugins.rollout_buffer.observability.tracebacks import own_traceback, with_place
 from slime_plugins.rollout_buffer.supervisor.generator_discovery import GeneratorDiscovery
@@ -91,6 +92,16 @@ def test_a_file_is_loaded_as_it_is_now_and_its_traceback_shows_what_ran(tmp_path
         plugin.run_rollout({"answer": 42})
     assert with_place(raised.value, file) == f"{file}, line 2: KeyError: 'anwser'"
     assert "def run_rollout(data): return data['anwser']" in own_traceback(raised.value)
+
+
+@pytest.mark.parametrize(("task_type", "reward_range"), [("math", (0.0, 1.0)), ("statelm", (-10.0, 1.0))])
+def test_a_built_in_generator_is_found_with_its_range_and_needs_no_ray(
+    task_type: str, reward_range: tuple[float, float]
+) -> None:
+    plugin = load(task_type)
+    assert (plugin.reward_range, plugin.needs_ray) == (reward_range, False)
+    assert plugin.create_generator is not None
+    assert isinstance(plugin.create_generator(), Generator)
 
 
 def test_a_registry_that_cannot_be_listed_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,22 +11,18 @@ import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext, SingleTurnGenerator
-from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator, create_generator
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext, SingleTurnGenerator
+from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
 from slime_plugins.rollout_buffer.generator.math_reward.answers import MAX_ANSWER_CHARACTERS, final_answer
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
-from slime_plugins.rollout_buffer.generator.registry import load
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Instance, Outcome, StopReason, Trajectory
+from tests.demo_tokens import chat_ids, tokenizer, trained_text
 from tests.episode_requests import episode_of
-
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
 PROBLEM = {"prompt": [{"role": "user", "content": "What is 6 * 7?"}], "label": "42"}
 
@@ -63,11 +59,8 @@ async def test_a_reply_is_recorded_with_its_reward_and_its_tokens() -> None:
     assert (trajectory.outcome, trajectory.stop_reason) == (Outcome.COMPLETED, StopReason.STOP)
     assert trajectory.messages[-1] == {"role": "assistant", "content": "It is 42."}
     (row,) = pack_training_rows(trajectory.generations)
-    trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-    assert tokenizer.decode(trained) == "It is 42.<|im_end|>"
-    assert tokenizer.decode(row.token_ids[: -len(trained)]) == (
-        "<|im_start|>user\nWhat is 6 * 7?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert trained_text(row.token_ids, row.loss_mask) == "It is 42.<|im_end|>"
+    assert row.token_ids[: -row.response_length] == chat_ids("What is 6 * 7?")
 
 
 async def test_a_prompt_may_be_a_plain_string() -> None:
@@ -211,10 +204,3 @@ async def test_a_line_without_a_label_fails_before_anything_is_sampled() -> None
         await generator.play(request({"prompt": "What is 6 * 7?"}))
     await generator.close()
     assert engine.requests == []
-
-
-def test_the_registry_finds_the_generator() -> None:
-    plugin = load("math")
-    assert plugin.reward_range == (0.0, 1.0)
-    assert not plugin.needs_ray
-    assert isinstance(create_generator(), Generator)

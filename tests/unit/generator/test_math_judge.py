@@ -7,27 +7,22 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import JudgeError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.math_generator import MathGenerator
 from slime_plugins.rollout_buffer.generator.math_reward import judge as judge_module
 from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.demo_tokens import tokenizer
 from tests.episode_requests import episode_of
 
 # What hangs is bounded by processor time, of which a crowded machine gives little; and asyncio never comes back from a
 # start of a process that is cancelled with all else of its loop (3.11 to 3.13), as after pytest's own timeout.
 pytestmark = pytest.mark.timeout(300)
-
-TOKENIZER: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
-
 
 SCRIPTED = """
 import json, os, signal, sys, time
@@ -135,8 +130,8 @@ async def test_without_a_verdict_there_is_a_typed_failure_and_no_reward(
 
 async def test_an_attempt_whose_judge_is_killed_has_no_reward(kill_switch: KillSwitch) -> None:
     generator = MathGenerator()
-    engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=TOKENIZER)
-    await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=TOKENIZER, concurrency=1))
+    engine = FakeEngine(lambda _: r"\boxed{\frac{84}{2}}", tokenizer=tokenizer)
+    await generator.start(GeneratorContext(job_id="job", engine=engine, tokenizer=tokenizer, concurrency=1))
     request = episode_of("7", {"prompt": "What is 6 * 7?", "label": "42"}, max_new_tokens=200)
     try:
         kill_switch.set()

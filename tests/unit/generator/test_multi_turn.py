@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply, GenerateRequest
 from slime_plugins.rollout_buffer.errors import EngineError, GeneratorError
 from slime_plugins.rollout_buffer.generator.base_generator import Chat, MultiTurnGenerator, Score
@@ -21,6 +18,7 @@ from slime_plugins.rollout_buffer.testing.episodes import episode_request, play_
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire import decode_generations, encode_generations
+from tests.demo_tokens import tokenizer, trained_text
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
 
@@ -38,17 +36,14 @@ class Twice(MultiTurnGenerator):
 
 
 async def played(generator: MultiTurnGenerator, *replies: ScriptedReply, max_new_tokens: int = 100) -> Trajectory:
-    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     request = episode_request({"instance_id": "a"}, max_new_tokens=max_new_tokens)
     return await play_episode(generator, request, FakeEngine(replies, tokenizer=tokenizer), tokenizer=tokenizer)
 
 
 async def test_replies_are_trained_and_what_is_said_between_them_is_context_of_one_row() -> None:
     trajectory = await played(Twice(), "It is 41.", "It is 42.")
-    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     (row,) = pack_training_rows(trajectory.generations)
-    trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
-    assert tokenizer.decode(trained) == "It is 41.<|im_end|>It is 42.<|im_end|>"
+    assert trained_text(row.token_ids, row.loss_mask) == "It is 41.<|im_end|>It is 42.<|im_end|>"
     whole = tokenizer.apply_chat_template(trajectory.messages, tools=[TOOL], tokenize=False)
     assert tokenizer.decode(row.token_ids) == whole.rstrip("\n")
     assert [message["role"] for message in trajectory.messages] == [
@@ -83,7 +78,6 @@ class Acts(MultiTurnGenerator):
 
 
 async def test_each_turn_reports_the_engines_seconds_and_those_until_the_next_request_or_the_end() -> None:
-    tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     engine = Slow(["A.", "B."], tokenizer=tokenizer)
     trajectory = await play_episode(Acts(), episode_request({"instance_id": "a"}), engine, tokenizer=tokenizer)
     stored = decode_generations(encode_generations(trajectory.generations))

@@ -27,6 +27,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures impo
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import AndroidWorldPackage
 from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stability import StabilityTimeouts
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
+from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.testing.android_host_conformance import AndroidHostContract
 from tests.fake_android_host import ENDPOINT
 from tests.watchdog_device import make_sdk, recorded
@@ -127,11 +128,11 @@ class WrittenPackage:
         pass
 
 
-def device_on(package: Any) -> AndroidWorldDevice:
+def device_on(package: Any, *, change_s: float = 0.0) -> AndroidWorldDevice:
     device = object.__new__(AndroidWorldDevice)
     device._closed, device._package, device._gestures, device._host = False, package, package, package
     device._settings = AndroidWorldSettings(suite_seed=7)
-    device._times = StabilityTimeouts(change_s=0.0, still_s=1.0, between_s=0.001)
+    device._times = StabilityTimeouts(change_s=change_s, still_s=1.0, between_s=0.001)
     device._task, device._solved_at_start, device._endpoint = None, False, ENDPOINT
     return device
 
@@ -228,6 +229,52 @@ def test_a_task_whose_app_has_written_nothing_yet_is_played_and_scored_unless_th
     package.unreadable, package.broken = "device offline", "the emulator's process is gone"
     with pytest.raises(DeviceError, match="the emulator's process is gone"):
         device.score()
+
+
+TOAST, HOME, EFFECT = 10, 90, 200
+
+
+class ToastPackage(WrittenPackage):
+    """Its screen shows a message that goes away, and the effect of a tap three looks late."""
+
+    screen, looks_until_effect = TOAST, 0
+
+    def look(self) -> tuple[Any, Any]:
+        self.looks_until_effect -= 1
+        if self.looks_until_effect == 0:
+            self.screen = EFFECT
+        return pixels_of(self.screen), [self.screen]
+
+    def await_fresh_tree(self) -> None:
+        self.say("await_fresh_tree")
+
+    def do(self, action: Action) -> str:
+        self.looks_until_effect = 4
+        return super().do(action)
+
+
+def pixels_of(screen: int) -> Any:
+    return np.full((40, 20, 3), screen, np.uint8)
+
+
+def test_what_the_screen_did_while_the_agent_thought_is_not_taken_for_the_effect_of_its_action() -> None:
+    package = ToastPackage()
+    device = device_on(package, change_s=5.0)
+    device.reset("SystemWifiTurnOff", 3)
+    package.screen = HOME
+    seen = device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    settings = AndroidWorldSettings()
+    expected = encode_screenshot(pixels_of(EFFECT), settings.screenshot_max_pixels, settings.image_format.value)
+    assert seen.screenshot.sha256 == expected.sha256
+
+
+def test_a_score_is_read_after_a_tree_that_is_newer_than_the_last_action() -> None:
+    package = ToastPackage(success=1.0)
+    device = device_on(package)
+    device.reset("SystemWifiTurnOff", 3)
+    device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
+    assert device.score() == 1.0
+    assert package.calls[-3:] == ["click", "await_fresh_tree", "is_successful"]
 
 
 # ---- connecting ------------------------------------------------------------------------------------------------------
@@ -383,21 +430,17 @@ def test_an_emulator_that_does_not_know_the_metrics_flag_is_started_without_it(
     assert ("-no-boot-anim" in words, "-no-metrics" in words) == (True, False)
 
 
-UNREADY_ADB = """#!/bin/sh
-echo "$@" >> {folder}/adb_log
-case "$*" in
-*{missing}*) exit 1 ;;
-*getprop*) echo 1 ;;
-*get-state*) echo device ;;
-*"pm path"*) echo package:/system/framework/framework-res.apk ;;
-esac
-"""
+def log_adb(folder: Path, settings: AndroidWorldSettings, answers: str = "") -> None:
+    """Lets the adb of a booted device write down what it is asked, and answer some of it otherwise."""
+    adb = Path(settings.adb_path)
+    case = 'case "$*" in\n'
+    adb.write_text(adb.read_text().replace(case, f'echo "$@" >> {folder}/adb_log\n{case}{answers}'))
 
 
 class TestEmulatorHost(AndroidHostContract):
     @pytest.fixture
     def host(self, settings: AndroidWorldSettings, tmp_path: Path) -> Iterator[EmulatorProcess]:
-        Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing="nothing"))
+        log_adb(tmp_path, settings)
         with closing(EmulatorProcess(settings, 4)) as made:
             yield made
 
@@ -409,17 +452,6 @@ class TestEmulatorHost(AndroidHostContract):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-
-
-SIZED_ADB = """#!/bin/sh
-echo "$@" >> {folder}/adb_log
-case "$*" in
-*"wm size reset") ;;
-*"wm size") printf '{said}' ;;
-*getprop*) echo 1 ;;
-*"pm path"*) echo package:/system/framework/framework-res.apk ;;
-esac
-"""
 
 
 @pytest.mark.parametrize(
@@ -437,7 +469,7 @@ def test_a_screen_is_as_large_as_the_virtual_devices_file_says_or_the_device_doe
 ) -> None:
     config = Path(settings.android_avd_home) / "Base.avd" / "config.ini"
     config.write_text("AvdId=Base\nhw.lcd.width = 1080\nhw.lcd.height=2400\n")
-    Path(settings.adb_path).write_text(SIZED_ADB.format(folder=tmp_path, said=said))
+    log_adb(tmp_path, settings, f"*'wm size reset') ;;\n*'wm size') printf '{said}' ;;\n")
     with closing(EmulatorProcess(settings, 4)) as host:
         if not refusal:
             host.start()
@@ -510,7 +542,7 @@ def set_up(monkeypatch: pytest.MonkeyPatch) -> type[SettingUp]:
 def test_the_base_device_itself_is_booted_set_up_and_shut_down(
     settings: AndroidWorldSettings, tmp_path: Path, set_up: type[SettingUp]
 ) -> None:
-    Path(settings.adb_path).write_text(UNREADY_ADB.format(folder=tmp_path, missing="nothing"))
+    log_adb(tmp_path, settings)
     kept = base_setup.set_up_base_device(settings)
     assert kept == set_up.snapshots.split()
     assert made[0].connected == [True]

@@ -8,8 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import pytest
@@ -22,8 +21,6 @@ from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.android_world.emulator import watchdog as emulator_watchdog
-from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import clone_avd
-from slime_plugins.rollout_buffer.generator.android_world.emulator.device import AndroidWorldDevice
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import check_sdk
 from slime_plugins.rollout_buffer.generator.android_world.emulator.gestures import typeable
 from slime_plugins.rollout_buffer.generator.android_world.emulator.package import check_package
@@ -35,77 +32,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     wait_until_stable,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.generator.gui_agent.screenshots import encode_screenshot
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
 from tests.waiting import wait_until
-
-# ---- the device ------------------------------------------------------------------------------------------------------
-
-TOAST, HOME, EFFECT = 10, 90, 200
-
-
-class ToastPackage:
-    """A package whose screen shows a message that goes away, and the effect of a tap three looks late."""
-
-    def __init__(self) -> None:
-        self.screen, self.looks_until_effect = TOAST, 0
-        self.calls: list[str] = []
-        self.env = self
-
-    def look(self) -> tuple[Any, Any]:
-        self.looks_until_effect -= 1
-        if self.looks_until_effect == 0:
-            self.screen = EFFECT
-        return pixels_of(self.screen), [self.screen]
-
-    def await_fresh_tree(self) -> None:
-        self.calls.append("await_fresh_tree")
-
-    def drop_accessibility_trees(self) -> None:
-        pass
-
-    def do(self, action: Action) -> str:
-        self.calls.append(str(action.kind))
-        self.looks_until_effect = 4
-        return ""
-
-    def is_successful(self, env: Any) -> float:
-        self.calls.append("is_successful")
-        return 1.0
-
-
-def pixels_of(screen: int) -> Any:
-    return np.full((40, 20, 3), screen, np.uint8)
-
-
-def device_on(package: Any) -> AndroidWorldDevice:
-    device = object.__new__(AndroidWorldDevice)
-    device._closed, device._package, device._gestures = False, package, package
-    device._settings = AndroidWorldSettings()
-    device._times = StabilityTimeouts(change_s=5.0, still_s=5.0, between_s=0.001)
-    device._task = SimpleNamespace(goal="", complexity=1, app_names=[], is_successful=package.is_successful)
-    return device
-
-
-def test_what_the_screen_did_while_the_agent_thought_is_not_taken_for_the_effect_of_its_action() -> None:
-    package = ToastPackage()
-    device = device_on(package)
-    device._observe(None, "")
-    package.screen = HOME
-    seen = device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
-    settings = AndroidWorldSettings()
-    expected = encode_screenshot(pixels_of(EFFECT), settings.screenshot_max_pixels, settings.image_format.value)
-    assert seen.screenshot.sha256 == expected.sha256
-
-
-def test_a_score_is_read_after_a_tree_that_is_newer_than_the_last_action() -> None:
-    package = ToastPackage()
-    device = device_on(package)
-    device.step(Action(kind=ActionKind.CLICK, point=(1, 1)))
-    assert device.score() == 1.0
-    assert package.calls[-3:] == ["click", "await_fresh_tree", "is_successful"]
-
 
 # ---- settling --------------------------------------------------------------------------------------------------------
 
@@ -157,7 +86,7 @@ def test_what_cannot_be_typed_is_named(text: str, possible: str, refused: list[s
     assert typeable(text) == (possible, refused)
 
 
-# ---- ports and clones ------------------------------------------------------------------------------------------------
+# ---- ports and folders -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -175,26 +104,6 @@ def test_two_workers_never_get_the_same_ports() -> None:
     assert third.grpc == wanted
     for ports in (second, third):
         ports.release()
-
-
-@pytest.fixture
-def avd_home(tmp_path: Path) -> Path:
-    base = tmp_path / "avd" / "Base.avd"
-    (base / "snapshots").mkdir(parents=True)
-    (base / "config.ini").write_text("AvdId=Base\nimage=/x/Base.avd/y\n")
-    (base / "userdata.img").write_bytes(b"\0" * 4096)
-    (base.parent / "Base.ini").write_text(f"path={base}\ntarget=android-33\n")
-    return base.parent
-
-
-@pytest.mark.parametrize("name", ["Mine", "Base"])
-def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(avd_home: Path, name: str) -> None:
-    own = avd_home / f"{name}.avd" / "userdata.img"
-    own.parent.mkdir(exist_ok=True)
-    own.write_bytes(b"years of work")
-    with pytest.raises(ConfigError, match=f"{name}.avd exists already and is no clone"):
-        clone_avd(avd_home, "Base", name)
-    assert own.read_bytes() == b"years of work"
 
 
 def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,20 +190,14 @@ def test_errors_of_a_device_in_another_process_keep_their_kind() -> None:
     device.close()
 
 
+WATCHDOG = [sys.executable, "-S", emulator_watchdog.__file__]
+
+
 @pytest.mark.parametrize("ends_by", ["closing", pytest.param("kill", marks=pytest.mark.slow)])
 def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends_by: str) -> None:
     pid_file = tmp_path / "pid"
     records = tmp_path / "records"
-    watchdog = [
-        sys.executable,
-        "-S",
-        emulator_watchdog.__file__,
-        str(records),
-        "clone_0",
-        "/bin/true",
-        str(free_port()),
-    ]
-    watchdog += ["emulator-5554", "0.5", "--"]
+    watchdog = [*WATCHDOG, str(records), "clone_0", "/bin/true", str(free_port()), "emulator-5554", "0.5", "--"]
     deaf = "trap '' TERM; " if ends_by == "kill" else ""
     emulator = ["/bin/sh", "-c", f"{deaf}echo $$ > {pid_file}; sleep 100 & wait; sleep 100"]
     owner = subprocess.Popen(
@@ -316,8 +219,8 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
 def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> None:
     port = free_port()
     script = f"import socket, time; server = socket.create_server(('127.0.0.1', {port})); time.sleep(30)"
-    command = [sys.executable, "-S", emulator_watchdog.__file__, str(tmp_path), "clone_0", "/bin/true", str(port)]
-    command += ["emulator-5554", "0.5", "--", "/bin/sleep", "100"]
+    command = [*WATCHDOG, str(tmp_path), "clone_0", "/bin/true", str(port), "emulator-5554", "0.5", "--"]
+    command += ["/bin/sleep", "100"]
 
     def run_adb_server() -> None:
         with subprocess.Popen([sys.executable, "-c", script]) as adb_server:

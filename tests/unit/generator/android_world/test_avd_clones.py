@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slime_plugins.rollout_buffer.errors import DeviceError
+from slime_plugins.rollout_buffer.errors import ConfigError, DeviceError
 from slime_plugins.rollout_buffer.generator.android_world.emulator import avd_clones
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones import (
     CHECKOUT,
@@ -90,6 +90,16 @@ def test_an_overlay_leads_to_the_clones_own_disk_however_it_named_it(home: Path,
     assert backing_file(base / overlay.name) == form.format(base=base)
 
 
+@pytest.mark.parametrize("name", ["Mine", "Base"])
+def test_a_device_that_is_no_clone_of_ours_is_never_overwritten(home: Path, name: str) -> None:
+    own = home / f"{name}.avd" / "userdata.img"
+    own.parent.mkdir(exist_ok=True)
+    own.write_bytes(b"years of work")
+    with pytest.raises(ConfigError, match=f"{name}.avd exists already and is no clone"):
+        clone_avd(home, "Base", name)
+    assert own.read_bytes() == b"years of work"
+
+
 # ---- cut off, limited ------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +162,7 @@ def test_a_device_outlives_its_killed_worker_with_whoever_guards_its_emulator(ho
     with pytest.raises(DeviceError, match=f"in use by process {worker.pid} "):
         AvdOwnership(home, "clone_0", CHECKOUT)
     os.kill(guard, signal.SIGKILL)
-    wait_until(lambda: not Path(f"/proc/{guard}").exists() or "Z" in Path(f"/proc/{guard}/stat").read_text().split()[2])
+    wait_until(lambda: not is_alive(guard))
     AvdOwnership(home, "clone_0", CHECKOUT).release()
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.capabilities import REFUSED
 from slime_plugins.rollout_buffer.devices.fair_share import Purpose
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
@@ -26,9 +24,9 @@ from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import Instance
 from tests.android_world_expert import say
+from tests.demo_tokens import tokenizer
 from tests.waiting import wait_until
 
-tokenizer = AutoTokenizer.from_pretrained(str(DEMO_TOKENIZER_PATH))
 ALL = "clock root sms accessibility"
 
 

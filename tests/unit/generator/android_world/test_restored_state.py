@@ -113,11 +113,7 @@ def test_settings_and_the_clock_are_written_back_through_androids_services(phone
 
 @pytest.mark.parametrize(
     ("recorded", "found"),
-    [
-        (["note=hello", "world"], ["note=bye", "$(reboot);id=1"]),
-        ([], ["$(reboot)=1"]),
-        ([], ["two words=1"]),
-    ],
+    [(["note=hello", "world"], ["note=bye", "$(reboot);id=1"]), ([], ["$(reboot)=1"]), ([], ["two words=1"])],
 )
 def test_no_line_of_a_longer_value_becomes_a_command(recorded: list[str], found: list[str]) -> None:
     assert list(restored_state._commands("settings:system", recorded, found)) == []

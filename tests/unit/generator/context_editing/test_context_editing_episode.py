@@ -13,13 +13,13 @@ import pytest
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
-from slime_plugins.rollout_buffer.generator.base_generator import Generator, GeneratorContext
+from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.context_editing.snapshots import Snapshot, full_history_of, snapshots_of
-from slime_plugins.rollout_buffer.generator.context_editing_generator import REWARD_RANGE, create_generator
-from slime_plugins.rollout_buffer.generator.registry import load
+from slime_plugins.rollout_buffer.generator.context_editing_generator import create_generator
 from slime_plugins.rollout_buffer.testing.fake_engine import END_OF_TURN, FakeEngine
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, WeightVersionSpan
 from slime_plugins.rollout_buffer.wire.written_items import encode_body
+from tests import demo_tokens
 from tests.context_editing_player import LINE, call, play, request_for, tokenizer
 
 READ = [call("buildIndex", chunk_size=60), call("readChunk", chunk_id=1)]
@@ -27,7 +27,7 @@ FINISH = call("finish", answer="21")
 
 
 def ids_of(text: str, *, closed: bool = True) -> tuple[int, ...]:
-    return tuple(tokenizer.encode(text + (END_OF_TURN if closed else ""), add_special_tokens=False))
+    return tuple(demo_tokens.ids_of(text + (END_OF_TURN if closed else "")))
 
 
 def reply(output: tuple[int, ...], finish_reason: str = "stop", **more: Any) -> GenerateReply:
@@ -39,14 +39,7 @@ def text_of_prompt(ids: Any) -> str:
     return str(tokenizer.decode(list(ids)))
 
 
-# ---- the registry ----------------------------------------------------------------------------------------------------
-
-
-def test_the_registry_finds_the_generator() -> None:
-    plugin = load("statelm")
-    assert plugin.reward_range == REWARD_RANGE
-    assert not plugin.needs_ray
-    assert isinstance(create_generator(), Generator)
+# ---- the start -----------------------------------------------------------------------------------------------------
 
 
 async def test_the_generator_does_not_start_without_the_search_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from slime_plugins.rollout_buffer.generator.context_editing.tool_specs import (
     register_tool,
     unregister_tool,
 )
-from tests.context_editing_player import LINE, play
+from tests.context_editing_player import LINE, call, play
 
 PASTED = """
 actor_rollout_ref:
@@ -28,10 +28,6 @@ actor_rollout_ref:
       statelm_enabled: true  # Enable StateLM features
       context_length_penalty: -0.5  # Penalty for exceeding context
 """
-
-
-def call(name: str, arguments: str = "{}") -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def test_the_nested_config_is_read_where_it_stands() -> None:
@@ -49,8 +45,8 @@ async def test_messages_are_numbered_from_the_first_turn_when_asked() -> None:
     script = [
         call("buildIndex"),
         call("checkBudget"),
-        call("deleteContext", '{"message_ids": [-1, 0, 1, 2, 99]}'),
-        call("finish", '{"answer": "x"}'),
+        call("deleteContext", message_ids=[-1, 0, 1, 2, 99]),
+        call("finish", answer="x"),
     ]
     turns = (await play(script, message_ids="turns")).trajectory
     conversation = (await play(script)).trajectory
@@ -63,7 +59,7 @@ async def test_messages_are_numbered_from_the_first_turn_when_asked() -> None:
 async def test_a_data_item_without_a_label_is_played_and_says_that_it_earns_nothing() -> None:
     item = {key: value for key, value in LINE.items() if key not in ("label", "aliases")}
     item["extra_info"] = {"kind": "open"}
-    trajectory = (await play([call("finish", '{"answer": "42"}')], line=item)).trajectory
+    trajectory = (await play([call("finish", answer="42")], line=item)).trajectory
 
     assert trajectory.reward == 0.0
     assert trajectory.extra_info["reward_source"] == "none: the line has no label"
@@ -82,10 +78,10 @@ async def test_a_registered_tool_is_offered_and_carried_out() -> None:
     try:
         with pytest.raises(ValueError, match="there is a tool 'countLines' already"):
             register_tool(tool, count_lines)
-        trajectory = (await play([call("countLines"), call("finish", '{"answer": "x"}')])).trajectory
+        trajectory = (await play([call("countLines"), call("finish", answer="x")])).trajectory
     finally:
         unregister_tool("countLines")
-    without = (await play([call("countLines"), call("finish", '{"answer": "x"}')])).trajectory
+    without = (await play([call("countLines"), call("finish", answer="x")])).trajectory
 
     assert trajectory.extra_info["tool_calls"] == {"countLines": 1, "finish": 1}
     assert '"lines":' in next(message["content"] for message in trajectory.messages if message["role"] == "tool")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,13 +32,12 @@ TEXT = "The quick fox. " * 30 + "A heron stands in the reeds. " + "The lazy dog 
 BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
-def toolbox(text: str = TEXT, *, used: int = 0, **settings: Any) -> DocumentTools:
+def toolbox(
+    text: str = TEXT, *, used: int = 0, count: Callable[[str], int] = lambda said: len(said.split()), **settings: Any
+) -> DocumentTools:
     budget = Budget(used=used, response_length=100, max_model_length=1000)
     return DocumentTools(
-        DocumentCache().document(text),
-        ContextEditingSettings(**settings),
-        count=lambda said: len(said.split()),
-        budget=lambda: budget,
+        DocumentCache().document(text), ContextEditingSettings(**settings), count=count, budget=lambda: budget
     )
 
 
@@ -149,12 +149,7 @@ def test_a_result_that_is_too_long_is_cut_and_says_so() -> None:
 
 
 def test_all_hits_of_a_search_together_are_as_long_as_one_result() -> None:
-    box = DocumentTools(
-        DocumentCache().document("鷺" * 6000),
-        ContextEditingSettings(),
-        count=len,
-        budget=lambda: Budget(used=0, response_length=100, max_model_length=1000),
-    )
+    box = toolbox("鷺" * 6000, count=len)
     ask(box, "buildIndex", chunk_size=100)
     hits = ask(box, "searchEngine", query="鷺", top_k=50).message["hits"]
     assert 1000 < sum(len(hit["begins"]) for hit in hits) <= 2048

@@ -9,12 +9,10 @@ from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
-from transformers import AutoTokenizer
 
 from slime.utils.mask_utils import pack_training_rows
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.devices.interface import Observation
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
 from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupError
@@ -34,9 +32,9 @@ from slime_plugins.rollout_buffer.generator.phase_timer import PhaseTimer
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine, ScriptedReply
 from slime_plugins.rollout_buffer.types import Instance, Outcome, StopReason, Trajectory, WeightVersionSpan
+from tests.demo_tokens import tokenizer, trained_text
 from tests.episode_requests import episode_of
 
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 chat = ChatTokens(tokenizer)
 IMAGE_PAD = chat.image_placeholder_id
 
@@ -123,9 +121,8 @@ async def test_a_solved_episode_is_rewarded_and_recorded() -> None:
 async def test_the_whole_episode_packs_into_one_row_that_trains_exactly_what_was_said() -> None:
     trajectory = (await play([CLICK, "no action at all", DONE])).trajectory
     (row,) = pack_training_rows(trajectory.generations)
-    trained = [token for token, mask in zip(row.token_ids, row.loss_mask, strict=True) if mask]
     said = "".join(f"{text}<|im_end|>" for text in (CLICK, "no action at all", DONE))
-    assert tokenizer.decode(trained) == said
+    assert trained_text(row.token_ids, row.loss_mask) == said
     assert row.token_ids[: len(trajectory.generations[0].prompt_ids)] == list(trajectory.generations[0].prompt_ids)
     whole = chat.prompt(trajectory.messages[:-1]) + list(trajectory.generations[-1].output_ids)
     assert row.token_ids == whole

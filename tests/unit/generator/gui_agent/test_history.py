@@ -20,8 +20,9 @@ from slime_plugins.rollout_buffer.generator.gui_agent.prompting.prompts import S
 from slime_plugins.rollout_buffer.generator.gui_agent.reply_parser import parse_reply
 from slime_plugins.rollout_buffer.testing.fake_engine import ScriptedReply
 from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
+from tests.demo_tokens import tokenizer
 from tests.example_counts import examples
-from tests.unit.generator.gui_agent.test_episode import IMAGE_PAD, Played, chat, play, say, tokenizer
+from tests.unit.generator.gui_agent.test_episode import IMAGE_PAD, Played, chat, play, say
 
 DONE = say(action="terminate", status="success")
 BOTH_MODES = pytest.mark.parametrize("mode", ["incremental", "history"])

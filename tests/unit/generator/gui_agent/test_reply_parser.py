@@ -46,6 +46,8 @@ def reason(text: str) -> str:
     ("arguments", "expected"),
     [
         ({"action": "click", "coordinate": [0, 999]}, Action(kind=ActionKind.CLICK, point=(0, 2399))),
+        # Models use both scales: one past 999 is clamped.
+        ({"action": "click", "coordinate": [1000, 1000]}, Action(kind=ActionKind.CLICK, point=(1079, 2399))),
         (
             {"action": "long_press", "coordinate": [999, 0], "time": 2},
             Action(kind=ActionKind.LONG_PRESS, point=(1079, 0), duration_s=2.0),
@@ -93,25 +95,19 @@ def test_a_value_that_can_mean_only_one_thing_is_read_and_its_field_is_named(
     assert (parsed.action, parsed.corrected) == (expected, field)
 
 
-def test_one_past_the_scale_is_clamped_because_models_use_both_scales() -> None:
-    assert action(action="click", coordinate=[1000, 1000]).point == (1079, 2399)
-
-
-def test_thinking_and_conclusion_are_taken_out_of_their_tags() -> None:
-    parsed = parse(reply(action="wait"))
-    assert (parsed.thinking, parsed.conclusion) == ("look", "done")
-
-
 @pytest.mark.parametrize(
     ("before", "thought"),
     [
+        ("", "look"),
         ("<think>perhaps <tool_call>{}</tool_call></think>\n", "perhaps <tool_call>{}</tool_call>\nlook"),
         ("the prompt opened it</think>", "the prompt opened it\nlook"),
         ("<think>\n\n</think>", "look"),
         ("<think>only <thinking>this</thinking></think>", "only <thinking>this</thinking>\nlook"),
     ],
 )
-def test_what_a_thinking_model_thinks_by_itself_counts_as_thinking_and_calls_nothing(before: str, thought: str) -> None:
+def test_thinking_and_conclusion_are_taken_out_of_their_tags_and_a_models_own_thinking_calls_nothing(
+    before: str, thought: str
+) -> None:
     parsed = parse(before + reply(action="wait"))
     assert (parsed.thinking, parsed.conclusion) == (thought, "done")
     assert isinstance(parsed.action, ParsedAction)

@@ -1,4 +1,4 @@
-"""MiniWoB++ without a browser: settings, the elements in words, the reward, the tool, the list of tasks."""
+"""MiniWoB++ without a browser: settings, the elements in words, the list of tasks, errors of the browsers' loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import AutoTokenizer
 
-from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.errors import ConfigError, EnvironmentSetupError
 from slime_plugins.rollout_buffer.generator.base_generator import GeneratorContext
 from slime_plugins.rollout_buffer.generator.config_sources import Layer, validated
 from slime_plugins.rollout_buffer.generator.miniwob import package
+from slime_plugins.rollout_buffer.generator.miniwob.browser import SharedBrowsers
 from slime_plugins.rollout_buffer.generator.miniwob.config import (
     CONFIG_VARIABLE,
     JOB_KEYS,
@@ -26,6 +25,7 @@ from slime_plugins.rollout_buffer.generator.miniwob.config import (
 from slime_plugins.rollout_buffer.generator.miniwob.elements import in_words
 from slime_plugins.rollout_buffer.generator.miniwob_generator import MiniWobGenerator
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
+from tests.demo_tokens import tokenizer
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -65,13 +65,7 @@ def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any],
 def test_the_elements_of_a_page_are_lines_with_boxes_in_the_agents_space() -> None:
     common = {"name": "", "classes": "", "id": "", "facts": {}, "text": "", "focused": False, "disabled": False}
     button = common | {"kind": "button", "text": 'say "hi"', "box": [0, 0, 160, 105]}
-    field = common | {
-        "kind": "input text",
-        "id": "tt",
-        "facts": {"value": "a"},
-        "focused": True,
-        "box": [80, 105, 200, 210],
-    }
+    field = common | {"kind": "input text", "id": "tt", "facts": {"value": "a"}, "focused": True}
     assert in_words([button, field | {"box": [80, 105, 200, 210]}]).splitlines() == [
         '1. button text="say \\"hi\\"" [0, 0, 999, 500]',
         '2. input text id="tt" value="a" focused [500, 500, 999, 999]',
@@ -92,7 +86,6 @@ def test_a_page_is_one_of_the_folder(tmp_path: Path) -> None:
 
 async def test_a_job_on_a_host_without_the_pages_is_told_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
     generator = MiniWobGenerator()
     context = GeneratorContext(job_id="job", engine=FakeEngine([]), tokenizer=tokenizer, concurrency=1)
     with pytest.raises(Exception, match=r"pip install .*\[miniwob\]"):
@@ -106,3 +99,11 @@ def test_every_page_of_the_package_is_in_the_shipped_list() -> None:
     listed = {line["metadata"]["task_name"] for line in lines}
     assert listed == set(package.task_names(package.find_pages()))
     assert len({line["instance_id"] for line in lines}) == len(lines) == 4 * len(listed)
+
+
+def test_a_task_that_cannot_be_set_up_is_no_failure_of_its_page() -> None:
+    async def set_up() -> None:
+        raise EnvironmentSetupError("the task has no goal")
+
+    with pytest.raises(EnvironmentSetupError, match=r"^the task has no goal$"):
+        SharedBrowsers().call(set_up, None, 5.0, "loading the task")
