@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.processes import write_program
+
 _RESTORES = {
     "accounts": "emu avd snapshot load",
     "apps:org.example.notes": "emu avd snapshot load|shell pm clear org.example.notes",
@@ -31,10 +33,7 @@ NO_SPACE = "cmd: Failure calling service: No space left on device"
 
 def make_adb(folder: Path, root: Path) -> Path:
     """Writes the program; returns its path."""
-    program = folder / "adb"
-    program.write_text(f'#!/bin/sh\ncd {root}\nexec {sys.executable} -S -m tests.bad_adb {folder} "$@"\n')
-    program.chmod(0o755)
-    return program
+    return write_program(folder / "adb", f'cd {root}\nexec {sys.executable} -S -m tests.bad_adb {folder} "$@"')
 
 
 def set_devices(folder: Path, **devices: dict[str, Any]) -> None:

@@ -64,3 +64,11 @@ def start_ticks_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     except (OSError, IndexError):
         return -1
+
+
+def write_program(path: Path, script: str) -> Path:
+    """Writes what the shell runs under this path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path

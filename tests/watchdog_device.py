@@ -11,12 +11,12 @@ from pathlib import Path
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.emulator.emulator_process import EmulatorProcess
 from slime_plugins.rollout_buffer.testing.fake_device import FakeDevice
+from tests.processes import write_program
 
 EMULATOR = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
 """Deaf to SIGTERM, as an emulator is that hangs."""
 
-ADB = """#!/bin/sh
-case "$*" in
+ADB = """case "$*" in
 *sys.boot_completed* | *dev.bootcomplete*) echo 1 ;;
 *"pm path android"*) echo package:/system/framework/framework-res.apk ;;
 *get-state*) echo device ;;
@@ -43,16 +43,13 @@ def create_device(settings: AndroidWorldSettings, index: int) -> WatchdogDevice:
 
 def make_sdk(folder: Path) -> dict[str, str]:
     """Writes an emulator, an adb and a virtual device; returns the settings that name them."""
-    emulator, adb, avd = folder / "emulator", folder / "adb", folder / "avd" / "Base.avd"
+    avd = folder / "avd" / "Base.avd"
     avd.mkdir(parents=True)
     (avd / "config.ini").write_text("AvdId=Base\n")
-    emulator.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "{EMULATOR}" "$@"\n')
-    adb.write_text(ADB)
-    for program in (emulator, adb):
-        program.chmod(0o755)
+    emulator = f'exec {sys.executable} -S -c "{EMULATOR}" "$@"'
     return {
-        "emulator_path": str(emulator),
-        "adb_path": str(adb),
+        "emulator_path": str(write_program(folder / "emulator", emulator)),
+        "adb_path": str(write_program(folder / "adb", ADB)),
         "android_avd_home": str(avd.parent),
         "avd_name": "Base",
         "base_avd_name_pattern": "orphan_test_{}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,11 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slime_plugins.rollout_buffer.devices.boot_schedule import BootSchedule
 from slime_plugins.rollout_buffer.devices.device_manager import DeviceManager, Grant
 from slime_plugins.rollout_buffer.devices.fair_share import Claimant, Purpose
 from slime_plugins.rollout_buffer.devices.kinds import misconfigured
 from slime_plugins.rollout_buffer.devices.lease_table import LeaseTable
-from slime_plugins.rollout_buffer.devices.leased_device import LeasedDevice, LeaseReport, device_died
+from slime_plugins.rollout_buffer.devices.leased_device import LeaseReport, device_died
 from slime_plugins.rollout_buffer.devices.local_pool import LocalDevicePool
 from slime_plugins.rollout_buffer.devices.pool import DevicePool
 from slime_plugins.rollout_buffer.devices.pool_factory import create_device_pool
@@ -296,7 +298,7 @@ class DyingManager(DeviceManager):
     """Dies in the first calls of ``ready``, as an actor does whose process was killed, and has forgotten all then."""
 
     def __init__(self, *deaths: DeviceError) -> None:
-        super().__init__(lambda _settings, index, before: FakeWorker(index, before))
+        super().__init__(functools.partial(launched, FakeWorker))
         self.deaths = list(deaths)
         self.configured = 0
 
@@ -390,7 +392,7 @@ async def test_a_pool_that_closes_leaves_its_manager_once_also_if_that_is_gone()
             left_by.append(owner)
             raise DeviceError("gone")
 
-    manager = Noting(lambda _settings, index, before: FakeWorker(index, before))
+    manager = Noting(functools.partial(launched, FakeWorker))
     pool = DevicePool(manager, settings(), owner="job")
     await pool.close()
     assert left_by == []
@@ -407,6 +409,19 @@ async def test_renewed_leases_outlive_their_time() -> None:
         for _ in range(6):
             await asyncio.sleep(0.06)
             assert await manager.renew("a", [grant.lease_id]) == []
+
+
+@given(
+    steps=st.lists(st.integers(min_value=0, max_value=10_000), min_size=1, max_size=30),
+    stagger_s=st.integers(min_value=0, max_value=60),
+)
+def test_boots_begin_apart_and_none_waits_for_nothing(steps: list[int], stagger_s: int) -> None:
+    schedule, now, begun = BootSchedule(0), 0, []
+    for step in steps:
+        now += step
+        begun.append(now + schedule.take_turn(now, stagger_s))
+    assert all(later - earlier >= stagger_s for earlier, later in itertools.pairwise(begun))
+    assert begun[0] == steps[0]
 
 
 class NeverBoots(FakeWorker):
@@ -762,7 +777,7 @@ async def test_a_device_that_dies_ends_its_episode_while_the_engine_is_silent() 
     async with local_pool(num_workers=1) as pool:
         start = time.monotonic()
         with pytest.raises(DeviceError, match="device-0 is gone: the fake device has died"):
-            await wait_for_a_silent_engine(pool, "Dies")
+            await wait_for_a_silent_engine(pool)
         assert time.monotonic() - start < 45  # the engine would be silent for a minute
         async with await pool.acquire() as device:
             await device.reset("Solved", 0)
@@ -770,12 +785,9 @@ async def test_a_device_that_dies_ends_its_episode_while_the_engine_is_silent() 
         assert (counters["failures"], counters["replacements"]) == ({"died": 1}, 1)
 
 
-async def wait_for_a_silent_engine(
-    pool: LocalDevicePool, task: str, begun: Callable[[LeasedDevice], object] = bool
-) -> None:
+async def wait_for_a_silent_engine(pool: LocalDevicePool) -> None:
     async with await pool.acquire() as device:
-        await device.reset(task, 0)
-        asyncio.get_running_loop().call_soon(begun, device)
+        await device.reset("Dies", 0)
         await asyncio.sleep(60)
 
 

@@ -46,6 +46,11 @@ class Farm:
         self.now, _, claimant = heapq.heappop(self.running)
         self.held[claimant] -= 1
 
+    def turns(self, count: int) -> None:
+        for _ in range(count):
+            self.lend_all(1.0)
+            self.take_one_back()
+
     def holds(self, purpose: Purpose) -> int:
         return sum(count for claimant, count in self.held.items() if claimant.purpose is purpose)
 
@@ -118,9 +123,7 @@ def test_on_a_single_device_turns_follow_the_share(share: float, turns: int) -> 
     farm = Farm(devices=1, line=FairShare(share))
     farm.line.join(training("t"), 0)
     farm.line.join(evaluation("e"), 0)
-    for _ in range(100):
-        farm.lend_all(1.0)
-        farm.take_one_back()
+    farm.turns(100)
     assert farm.grants.count(evaluation("e")) == turns
 
 
@@ -128,24 +131,18 @@ def test_a_changed_share_starves_no_purpose() -> None:
     farm = Farm(devices=1, line=FairShare(0.5))
     farm.line.join(training("t"), 0)
     farm.line.join(evaluation("e"), 0)
-    for turn in range(1000 + 20):
-        if turn == 1000:
-            farm.line.evaluation_share = 0.1
-        farm.lend_all(1.0)
-        farm.take_one_back()
+    farm.turns(1000)
+    farm.line.evaluation_share = 0.1
+    farm.turns(20)
     assert farm.grants[1000:].count(evaluation("e")) == 2
 
 
 def test_an_owner_alone_gets_all_devices_and_no_smaller_share_afterwards() -> None:
     farm = Farm(devices=1, line=FairShare())
     farm.line.join(training("t"), 0)
-    for _ in range(50):
-        farm.lend_all(1.0)
-        farm.take_one_back()
+    farm.turns(50)
     farm.line.join(evaluation("e"), farm.now)
-    for _ in range(10):
-        farm.lend_all(1.0)
-        farm.take_one_back()
+    farm.turns(10)
     assert Counter(farm.grants[50:]) == {training("t"): 5, evaluation("e"): 5}
 
 

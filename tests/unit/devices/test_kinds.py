@@ -72,8 +72,9 @@ class TestTheFakeDevice(DeviceContract):
         return Action(kind=ActionKind.WAIT, duration_s=0.0)
 
 
-class TestTheSimulatedPhone(DeviceContract):
+class TestTheSimulatedPhone(TestTheFakeDevice):
     task: ClassVar[tuple[str, int]] = ("SystemWifiTurnOff", 0)
+    unknown_task: ClassVar[str] = DeviceContract.unknown_task
 
     @pytest.fixture
     def device(self) -> Iterator[Device[Any]]:
@@ -81,9 +82,6 @@ class TestTheSimulatedPhone(DeviceContract):
         made = create_device(farm.kind, farm.device_options, 0)
         yield made
         made.close()
-
-    def harmless_action(self) -> Action:
-        return Action(kind=ActionKind.WAIT, duration_s=0.0)
 
 
 async def test_a_new_kind_needs_nothing_but_its_address() -> None:
@@ -127,9 +125,7 @@ def test_a_kind_of_a_package_brings_options_defaults_and_checks_of_its_own(tmp_p
     ]
     farm = settings.for_devices()
     assert create_device(farm.kind, farm.device_options, 2).health()["url"] == "attic/2"
-    config.write_text(
-        f"device: {__name__}:KIND_OF_A_PACKAGE\nnum_workers: 1\ndevice_options: {{room: attic, bed: 1}}\n"
-    )
+    config.write_text(config.read_text().replace("device_options: {", "num_workers: 1\ndevice_options: {bed: 1, "))
     with pytest.raises(ConfigError, match=r"farm.yaml: line 3: device_options: this kind needs room"):
         read_settings(config)
 

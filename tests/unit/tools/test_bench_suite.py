@@ -137,10 +137,7 @@ def test_ratios_are_read_from_what_the_programs_write() -> None:
             "load": 1.0,
         },
         "scheduler": {
-            "rounds": {
-                "runner": [{"of_ideal": 0.9, "seconds": 10.0}],
-                "threads": [{"of_ideal": 0.8, "seconds": 11.0}],
-            }
+            "rounds": {"runner": [{"of_ideal": 0.9, "seconds": 10}], "threads": [{"of_ideal": 0.8, "seconds": 11}]}
         },
         "episodes": [
             {"mode": mode, "steps": steps, "episodes": 1, "to_engine": engine, "stored": stored}

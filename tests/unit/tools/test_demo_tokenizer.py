@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
+from tests.demo_tokens import tokenizer
 
 BUILD_TOOL = Path(__file__).resolve().parents[3] / "tools" / "build_demo_tokenizer.py"
 IMAGE = {"type": "image_url", "image_url": {"url": "sha256:00"}}
-
-tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_TOKENIZER_PATH, local_files_only=True)
 
 
 def render(messages: list[dict[str, Any]], **keywords: Any) -> str:

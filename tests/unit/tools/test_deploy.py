@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import write_program
 from tests.unit.docs.test_docs_drift import mistakes_in
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,9 +74,7 @@ def test_the_unit_with_the_ports_listens_where_the_service_does() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     """The program of the service is made a file that exists here."""
-    program = tmp_path / "rollout-buffer"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    program = write_program(tmp_path / "rollout-buffer", "")
     unit = tmp_path / "rollout-buffer.service"
     unit.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={program}", UNIT))
     ports = tmp_path / "rollout-buffer.socket"

@@ -6,48 +6,39 @@ import importlib.util
 import subprocess
 from pathlib import Path
 
+from tests.processes import write_program
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [str(ROOT / "scripts" / "install_android_world"), *arguments]
+def run(*arguments: str, script: str = "install_android_world") -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / "scripts" / script), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_check_without_an_environment_says_how_to_make_one(tmp_path: Path) -> None:
     done = run("--check", str(tmp_path / "none"))
-    assert (done.returncode, done.stdout) == (
-        1,
-        f"missing  {tmp_path}/none: run scripts/install_android_world {tmp_path}/none\n",
-    )
+    assert done.returncode == 1
+    assert done.stdout == f"missing  {tmp_path}/none: run scripts/install_android_world {tmp_path}/none\n"
 
 
 def test_the_base_device_is_set_up_with_an_environment_that_is_there(tmp_path: Path) -> None:
-    script = str(ROOT / "scripts" / "set_up_base_device")
-    done = subprocess.run([script, str(tmp_path / "none")], capture_output=True, text=True, check=False)
+    done = run(str(tmp_path / "none"), script="set_up_base_device")
     assert done.returncode == 1
     assert "run scripts/install_android_world first" in done.stderr
-    python = tmp_path / "some" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    python.chmod(0o755)
-    done = subprocess.run([script, str(tmp_path / "some")], capture_output=True, text=True, check=False)
-    *_, module = done.stdout.split()
+    write_program(tmp_path / "some" / "bin" / "python", 'printf "%s\\n" "$@"')
+    *_, module = run(str(tmp_path / "some"), script="set_up_base_device").stdout.split()
     assert importlib.util.find_spec(module) is not None
 
 
 def test_the_package_is_installed_from_a_checkout_with_the_setuptools_that_it_needs(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text(
-        f"""#!/bin/sh
-case "$*" in
+    write_program(
+        tmp_path / "bin" / "python",
+        f"""case "$*" in
 *android_world.registry*) test -e {tmp_path}/installed ;;
 *--force-reinstall*) cat "$PIP_CONSTRAINT" >{tmp_path}/constraint && echo "$*" >{tmp_path}/installed ;;
-esac
-"""
+esac""",
     )
-    python.chmod(0o755)
     done = run(str(tmp_path), "/some/checkout")
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "constraint").read_text() == "setuptools<81\n"
@@ -55,10 +46,7 @@ esac
 
 
 def test_a_package_that_cannot_be_fetched_is_named_with_the_command_that_takes_a_checkout(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text('#!/bin/sh\ncase "$*" in *android_world*) exit 1 ;; esac\n')
-    python.chmod(0o755)
+    write_program(tmp_path / "bin" / "python", 'case "$*" in *android_world*) exit 1 ;; esac')
     done = run(str(tmp_path))
     assert done.returncode == 1
     assert "missing  android_world.registry" in done.stdout

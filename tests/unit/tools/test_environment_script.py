@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from tests.processes import write_program
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -23,30 +25,25 @@ def programs(tmp_path: Path) -> Path:
     return folder
 
 
-def add_program(programs: Path, name: str, script: str) -> None:
-    (programs / name).write_text(f"#!/bin/bash\n{script}\n")
-    (programs / name).chmod(0o755)
-
-
 def add_python(programs: Path, name: str, version: tuple[int, int]) -> None:
     """A Python that tells its version and makes an environment; each call is a line of ``calls``."""
     said = ".".join(map(str, version))
-    (programs / name).write_text(
-        f'#!/bin/bash\necho "{name} $*" >>{programs}/calls\n'
+    write_program(
+        programs / name,
+        f'echo "{name} $*" >>{programs}/calls\n'
         f'if [ "$1" = -c ]; then echo {said}; exit; fi\n'
-        f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cat "$0" >"$3/bin/python"; chmod +x "$3/bin/python"; fi\n'
+        f'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cat "$0" >"$3/bin/python"; chmod +x "$3/bin/python"; fi',
     )
-    (programs / name).chmod(0o755)
 
 
 def add_uv(programs: Path) -> None:
     """A uv that makes an environment; each call is a line of ``calls``."""
-    (programs / "uv").write_text(
-        f'#!/bin/bash\necho "uv $*" >>{programs}/calls\n'
+    write_program(
+        programs / "uv",
+        f'echo "uv $*" >>{programs}/calls\n'
         'if [ "$1" = venv ]; then for folder; do :; done; mkdir -p "$folder/bin"; touch "$folder/bin/python"; '
-        'chmod +x "$folder/bin/python"; fi\n'
+        'chmod +x "$folder/bin/python"; fi',
     )
-    (programs / "uv").chmod(0o755)
 
 
 def sourced(programs: Path, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -128,8 +125,7 @@ def test_a_uv_that_pip_can_fetch_installs_and_pip_does_where_it_fails(
 ) -> None:
     add_python(programs, "python3.12", (3, 12))
     folder = tmp_path / "venv"
-    (folder / "bin").mkdir(parents=True)
-    add_program(folder / "bin", "uv", f'echo "fetched $*" >>{programs}/calls; exit {int(not works)}')
+    write_program(folder / "bin" / "uv", f'echo "fetched $*" >>{programs}/calls; exit {int(not works)}')
 
     done = sourced(programs, f"prepare_environment {folder} android")
 
@@ -153,8 +149,8 @@ def test_cuda_is_installed_only_where_there_is_a_gpu(
     programs: Path, tmp_path: Path, system: str, has_gpu: bool, extras: str, is_for_cpus: bool, with_uv: bool
 ) -> None:
     add_python(programs, "python3.13", (3, 13))
-    add_program(programs, "uname", f"echo {system}")
-    add_program(programs, "nvidia-smi", f"exit {int(not has_gpu)}")
+    write_program(programs / "uname", f"echo {system}")
+    write_program(programs / "nvidia-smi", f"exit {int(not has_gpu)}")
     if with_uv:
         add_uv(programs)
 

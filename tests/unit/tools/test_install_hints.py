@@ -32,6 +32,13 @@ def installed(site: Path, name: str, *, package: bool = False) -> str:
     return str(site)
 
 
+def said_by(program: str, folder: Path, *path: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a folder, with this path of modules."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_slime_and_the_wheel_in_one_site_packages_are_reported_in_one_line(tmp_path: Path) -> None:
     site = installed(tmp_path, "slime", package=True)
     installed(tmp_path, "slime-rollout-buffer")
@@ -42,17 +49,12 @@ def test_slime_and_the_wheel_in_one_site_packages_are_reported_in_one_line(tmp_p
     assert "\n" not in advice
 
 
-def test_a_checkout_on_the_path_beside_the_wheel_is_reported_too(tmp_path: Path) -> None:
-    checkout, site = tmp_path / "checkout", installed(tmp_path / "site", "slime-rollout-buffer")
+def test_slime_from_elsewhere_or_in_a_checkout_beside_the_wheel_is_reported_too(tmp_path: Path) -> None:
+    wheel, checkout = installed(tmp_path / "site", "slime-rollout-buffer"), tmp_path / "checkout"
     (checkout / "slime").mkdir(parents=True)
     (checkout / "slime" / "__init__.py").touch()
-    assert REMEDY in (advice_on_two_slimes([str(checkout), site]) or "")
-
-
-def test_slime_installed_from_elsewhere_beside_the_wheel_is_reported_too(tmp_path: Path) -> None:
-    site = installed(tmp_path, "slime")
-    installed(tmp_path, "slime-rollout-buffer")
-    assert REMEDY in (advice_on_two_slimes([site]) or "")
+    assert REMEDY in (advice_on_two_slimes([str(checkout), wheel]) or "")
+    assert REMEDY in (advice_on_two_slimes([installed(tmp_path / "other", "slime"), wheel]) or "")
 
 
 def test_either_alone_is_not_reported(tmp_path: Path) -> None:
@@ -88,12 +90,8 @@ def test_the_trainers_side_reports_two_slimes_once_where_it_can_be_imported(tmp_
     module = "slime.rollout.agent_rollout"
     site = installed(tmp_path, "slime")
     installed(tmp_path, "slime-rollout-buffer")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), site])}
     program = f"import {module}; import importlib; importlib.import_module({module!r})"
-    said = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
-    ).stderr
-    assert said.count(REMEDY) == 1
+    assert said_by(program, tmp_path, ROOT, site).stderr.count(REMEDY) == 1
 
 
 def test_the_command_reports_a_slime_that_hides_this_project(tmp_path: Path) -> None:
@@ -101,10 +99,7 @@ def test_the_command_reports_a_slime_that_hides_this_project(tmp_path: Path) -> 
     (tmp_path / "slime_plugins" / "rollout_buffer").mkdir(parents=True)
     (tmp_path / "slime_plugins" / "__init__.py").touch()
     program = "import sys; import rollout_buffer_command; sys.exit(rollout_buffer_command.main())"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = said_by(program, tmp_path, tmp_path, ROOT)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("rollout-buffer: slime's own slime_plugins")
@@ -116,10 +111,7 @@ def test_the_command_reports_a_slime_that_hides_this_project(tmp_path: Path) -> 
     [
         (None, "pip install 'slime-rollout-buffer[math]'"),
         ({"url": "https://index.example/x.whl", "archive_info": {}}, "pip install 'slime-rollout-buffer[math]'"),
-        (
-            {"url": "file:///opt/a%20clone", "dir_info": {"editable": True}},
-            "pip install --editable '/opt/a clone[math]'",
-        ),
+        ({"url": "file:///opt/a%20b", "dir_info": {"editable": True}}, "pip install --editable '/opt/a b[math]'"),
         ({"url": "file:///opt/clone", "dir_info": {}}, "pip install '/opt/clone[math]'"),
         ({"url": "file:///tmp/x-0.1-py3.whl", "archive_info": {}}, "pip install '/tmp/x-0.1-py3.whl[math]'"),
     ],

@@ -113,22 +113,18 @@ def test_the_packages_that_a_python_lacks_are_printed_as_a_command_to_paste(
 def test_the_overlay_goes_in_and_slimes_types_and_masks_stay(checkout: Path) -> None:
     assert main([str(checkout)]) == 0
 
-    assert (checkout / "slime/rollout/agent_rollout.py").read_bytes() == (
-        ROOT / "slime/rollout/agent_rollout.py"
-    ).read_bytes()
-    assert (checkout / "slime_plugins/rollout_buffer/buffer.py").read_text() != TREE[
-        "slime_plugins/rollout_buffer/buffer.py"
-    ]
-    assert (checkout / "slime/utils/types.py").read_text() == SAMPLE
-    assert (checkout / "slime/utils/mask_utils.py").read_text() == MASKS
+    for ours in ("slime/rollout/agent_rollout.py", "slime_plugins/rollout_buffer/buffer.py"):
+        assert (checkout / ours).read_bytes() == (ROOT / ours).read_bytes()
     assert (checkout / "slime/utils/mask_generator.py").is_file()
-    assert (checkout / "slime/rollout/base_types.py").read_text() == TREE["slime/rollout/base_types.py"]
-    assert (checkout / "slime_plugins/rollout_buffer/README.md").read_text() == "slime's own\n"
+    slimes = ("utils/types.py", "utils/mask_utils.py", "rollout/base_types.py")
+    for own in (*(f"slime/{name}" for name in slimes), "slime_plugins/rollout_buffer/README.md"):
+        assert (checkout / own).read_text() == TREE[own]
     assert main([str(checkout), "--check"]) == 0
 
 
-def test_an_uninstall_leaves_nothing_behind(checkout: Path) -> None:
+def test_an_uninstall_leaves_nothing_behind_also_of_two_installations(checkout: Path) -> None:
     before = everything(checkout)
+    Overlay(checkout).install()
     Overlay(checkout).install()
     python_was_here = checkout / "slime_plugins/rollout_buffer/generator/__pycache__/registry.cpython-311.pyc"
     python_was_here.parent.mkdir()
@@ -138,15 +134,6 @@ def test_an_uninstall_leaves_nothing_behind(checkout: Path) -> None:
 
     assert everything(checkout) == before
     assert git(checkout, "status", "--short", "--ignored") == ""
-
-
-def test_installing_twice_keeps_slimes_own_files(checkout: Path) -> None:
-    before = everything(checkout)
-    Overlay(checkout).install()
-    Overlay(checkout).install()
-    Overlay(checkout).uninstall()
-
-    assert everything(checkout) == before
 
 
 def test_a_newer_version_takes_away_what_it_no_longer_has(
@@ -266,23 +253,24 @@ def test_what_is_no_slime_is_refused(path: str, tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / path / STATE).exists()
 
 
+def run_in(checkout: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command from the checkout's root, where nothing but the checkout is found of this project."""
+    surroundings = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
+    return subprocess.run(
+        command, cwd=checkout, env=surroundings | environment, capture_output=True, text=True, check=False, timeout=50
+    )
+
+
 def test_the_scripts_start_a_training_from_slimes_own_root(installed: Path) -> None:
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(installed / "home")}
     for script in ("./scripts/run_agent.sh", "examples/android_world/run_android_world_history.sh"):
-        shown = subprocess.run(
-            [script, "--dry-run"], cwd=installed, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+        shown = run_in(installed, script, "--dry-run").stdout
         assert f"python3 {installed}/train_async.py" in shown
         assert "install_into_slime" not in shown
         assert f"--data-root {installed}/data" in shown
 
 
 def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(installed: Path) -> None:
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(installed / "home")}
-
-    refused = subprocess.run(
-        ["./scripts/run_agent.sh"], cwd=installed, env=environment, capture_output=True, text=True, check=False
-    )
+    refused = run_in(installed, "./scripts/run_agent.sh")
 
     assert refused.returncode == 2
     assert refused.stdout == ""
@@ -294,11 +282,7 @@ def test_a_start_from_slimes_root_says_all_that_is_missing_and_starts_nothing(in
 
 
 def test_another_checkout_is_trained_by_its_own_scripts(installed: Path) -> None:
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SLIME_DIR": "/elsewhere"}
-
-    refused = subprocess.run(
-        ["./scripts/run_agent.sh"], cwd=installed, env=environment, capture_output=True, text=True, check=False
-    )
+    refused = run_in(installed, "./scripts/run_agent.sh", SLIME_DIR="/elsewhere")
 
     assert refused.returncode == 2
     assert "leave SLIME_DIR out" in refused.stderr
@@ -307,12 +291,8 @@ def test_another_checkout_is_trained_by_its_own_scripts(installed: Path) -> None
 def test_problems_get_their_ids_with_the_guides_command(installed: Path) -> None:
     (installed / "dapo.jsonl").write_text('{"prompt": [{"role": "user", "content": "2 + 2?"}], "label": "4"}\n')
 
-    subprocess.run(
-        [sys.executable, "./slime_plugins/rollout_buffer/tools/assign_instance_id.py", "--input_path", "dapo.jsonl"],
-        cwd=installed,
-        check=True,
-        capture_output=True,
-    )
+    program = "./slime_plugins/rollout_buffer/tools/assign_instance_id.py"
+    run_in(installed, sys.executable, program, "--input_path", "dapo.jsonl").check_returncode()
 
     assert json.loads((installed / "dapo_instance_id.jsonl").read_text())["instance_id"] == "math_0"
 
@@ -323,8 +303,7 @@ def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout
     example = checkout / "examples/android_world/data"
     (example / "task_list.txt").write_text("ContactsAddContact\n")
 
-    command = [sys.executable, "examples/android_world/data/generate_tasks.py"]
-    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+    run_in(checkout, sys.executable, "examples/android_world/data/generate_tasks.py").check_returncode()
 
     for tasks in (example / "tasks.jsonl", checkout / "data/tasks.jsonl"):
         lines = [json.loads(line) for line in tasks.read_text().splitlines()]
@@ -335,14 +314,6 @@ def test_tasks_that_a_user_chose_are_those_that_are_written_and_trained(checkout
 
 
 # --- the trainer's end alone -----------------------------------------------------------------------------------------
-
-
-def run_in(checkout: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command from the checkout's root, where nothing but the checkout is found of this project."""
-    surroundings = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(checkout / "home")}
-    return subprocess.run(
-        command, cwd=checkout, env=surroundings | environment, capture_output=True, text=True, check=False, timeout=50
-    )
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ import pytest
 from rollout_buffer_lab.mock_trainer import trainer_args
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
+from tests.processes import write_program
 from tools.launch_training import main
 from tools.launching.flag_check import refusals
 from tools.launching.models import VISION_MODELS, Kind, LaunchError, trains_qwen3_5_vl
@@ -138,10 +139,9 @@ def test_a_variable_that_nobody_reads_is_named_with_the_one_that_was_meant() -> 
     assert found == ["SLIME_SCRIPT_NUM_GPU is unknown; did you mean SLIME_SCRIPT_NUM_GPUS?"]
 
 
-def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
-    titles = [step.title for step in compose(settings_of(environment))]
-
-    assert titles == [
+def test_the_steps_come_in_order_and_the_python_entry_only_trains(environment: dict[str, str]) -> None:
+    settings = settings_of(environment)
+    steps = [
         "stop emulators of an earlier run",
         "put the rollout buffer into the slime checkout",
         "write settings without a flag",
@@ -150,6 +150,11 @@ def test_the_steps_come_in_order(environment: dict[str, str]) -> None:
         "serve the rollout buffer",
         "train",
     ]
+    left_out = {"stop emulators of an earlier run", "start Ray", "fetch the model"}
+
+    assert [step.title for step in compose(settings)] == steps
+    trains = [step.title for step in compose(settings, only_train=True)]
+    assert trains == [title for title in steps if title not in left_out]
 
 
 def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, str]) -> None:
@@ -162,17 +167,6 @@ def test_ray_and_a_model_that_are_there_are_left_alone(environment: dict[str, st
     assert steps["check that the buffer can join the running Ray"].command[-2:] == (RAY_CLUSTER, "auto")
     named = list(steps)
     assert named.index("check that the buffer can join the running Ray") < named.index("serve the rollout buffer")
-
-
-def test_the_python_entry_only_trains(environment: dict[str, str]) -> None:
-    titles = [step.title for step in compose(settings_of(environment), only_train=True)]
-
-    assert titles == [
-        "put the rollout buffer into the slime checkout",
-        "write settings without a flag",
-        "serve the rollout buffer",
-        "train",
-    ]
 
 
 NETWORK = {"SLIME_SCRIPT_NUM_NODES": "2", "SLIME_SCRIPT_EXTERNAL_RAY": "1"}
@@ -461,15 +455,12 @@ def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
 def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
     """Settings of a run of mathematics that finds everything it needs; ``ray`` and ``hf`` are never called."""
     programs, home, model = tmp_path / "bin", tmp_path / "home", tmp_path / "models" / "Qwen3-4B"
-    programs.mkdir()
     home.mkdir()
     for name in ("ray", "hf"):
-        (programs / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\nexit 1\n")
-        (programs / name).chmod(0o755)
+        write_program(programs / name, f"touch {tmp_path}/started\nexit 1")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(home))
-    (programs / "nvidia-smi").write_text("#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo 3; done\n")
-    (programs / "nvidia-smi").chmod(0o755)
+    write_program(programs / "nvidia-smi", "for gpu in 1 2 3 4 5 6 7 8; do echo 3; done")
     check = tmp_path / "flag_check.py"
     check.write_text("""print('{"unknown": [], "refused": []}')\n""")
     monkeypatch.setattr("tools.launching.preconditions.FLAG_CHECK", check)
@@ -583,12 +574,6 @@ def says(found: list[str], words: str) -> bool:
     return any(re.search(words, sentence) for sentence in found)
 
 
-def program(tmp_path: Path, name: str, script: str) -> None:
-    file = tmp_path / "bin" / name
-    file.write_text(f"#!/bin/sh\n{script}\n")
-    file.chmod(0o755)
-
-
 @pytest.fixture
 def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks that run slime's Python in a process of its own pass."""
@@ -608,7 +593,7 @@ def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_few_free_gpus_are_said_before_anything_starts(
     ready: LaunchSettings, tmp_path: Path, script: str, words: str
 ) -> None:
-    program(tmp_path, "nvidia-smi", script)
+    write_program(tmp_path / "bin" / "nvidia-smi", script)
 
     assert says(missing(ready), words)
 
@@ -658,10 +643,7 @@ def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (
-            """print('{"unknown": ["--old-flag"], "refused": []}')""",
-            "this slime ignores the unknown flags --old-flag",
-        ),
+        ("""print('{"unknown": ["--old-flag"], "refused": []}')""", "this slime ignores the unknown flags --old-flag"),
         ("""print('{"unknown": [], "refused": ["--log-passrate: leave it out"]}')""", "--log-passrate: leave it out"),
         ("raise ImportError('no megatron')", "cannot read the arguments in .*no megatron.*slime's environment"),
     ],
@@ -752,23 +734,21 @@ def test_each_script_shows_its_commands(
 
 
 def test_the_nodes_of_a_cluster_are_started_one_by_one() -> None:
-    command = [
-        "bash",
-        str(ROOT / "examples/android_world/multi_node_ray_start.sh"),
-        "--dry-run",
-        "10.0.0.2",
-        "10.0.0.3",
-    ]
-    path = os.environ["PATH"]
-    shown = subprocess.run(
-        command, env={"PATH": path, "MASTER_ADDR": "10.0.0.1"}, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    refused = subprocess.run(
-        command, env={"PATH": path, "MASTER_ADDR": "127.0.0.1"}, capture_output=True, text=True, check=False
+    command = ["bash", "examples/android_world/multi_node_ray_start.sh", "--dry-run", "10.0.0.2", "10.0.0.3"]
+    shown, refused = (
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={"PATH": os.environ["PATH"], "MASTER_ADDR": head},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        for head in ("10.0.0.1", "127.0.0.1")
     )
 
-    assert [line.split()[0] for line in shown] == ["ray", "ssh", "ssh"]
-    assert "--head" in shown[0]
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["ray", "ssh", "ssh"]
+    assert "--head" in shown.stdout.splitlines()[0]
     assert refused.returncode == 2
     assert "MASTER_ADDR" in refused.stderr
 
@@ -844,17 +824,9 @@ class TestParsers:
             assert ours == shape_after(f"source {own}")
 
     def test_a_flag_that_was_renamed_is_found(self, tmp_path: Path) -> None:
-        words = [
-            "--hf-checkpoint",
-            "model",
-            "--rollout-batch-size",
-            "8",
-            "--offload-old-actor",
-            "--sglang-mem-fraction-static",
-            "0.6",
-        ]
+        line = "--hf-checkpoint model --rollout-batch-size 8 --offload-old-actor --sglang-mem-fraction-static 0.6"
 
-        assert unknown_to_slime(words, tmp_path) == {"--offload-old-actor"}
+        assert unknown_to_slime(shlex.split(line), tmp_path) == {"--offload-old-actor"}
 
 
 NATIVE = tuple(name for name, model in VISION_MODELS.items() if model.native)

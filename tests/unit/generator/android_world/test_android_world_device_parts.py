@@ -34,6 +34,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
+from tests.processes import write_program
 from tests.waiting import wait_until
 
 # ---- settling --------------------------------------------------------------------------------------------------------
@@ -143,9 +144,7 @@ def test_a_missing_package_is_named_before_anything_is_started() -> None:
 
 
 def test_missing_parts_of_the_sdk_are_named(tmp_path: Path) -> None:
-    program = tmp_path / "program"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    program = write_program(tmp_path / "program", "")
     nothing = str(tmp_path / "none")
     with pytest.raises(ConfigError, match="emulator_path names no program"):
         check_sdk(AndroidWorldSettings(emulator_path=nothing))

@@ -35,6 +35,7 @@ from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContra
 from tests import bad_adb
 from tests.adb_phone import UNKNOWN_TASK, AdbPackage
 from tests.bad_adb import NO_SPACE, make_adb, set_devices
+from tests.processes import write_program
 
 ROOT = Path(__file__).resolve().parents[4]
 PHONE = {"serial": "R58M1", "restore": "apps"}
@@ -263,14 +264,13 @@ def test_a_device_that_shares_its_hosts_kernel_is_never_asked_to_set_a_clock(far
 
 def test_the_device_s_shell_tells_each_part_that_an_episode_spoiled(tmp_path: Path) -> None:
     """The script runs in a real shell, with programs in the place of Android's."""
-    data, storage, said = tmp_path / "data", tmp_path / "sdcard", tmp_path / "said"
+    data, storage, said, programs = (tmp_path / name for name in ("data", "sdcard", "said", "bin"))
     app, snapshot = data / "org.notes", data / "snapshots" / "org.notes"
-    for folder in (app, snapshot, storage, said, programs := tmp_path / "bin"):
+    for folder in (app, snapshot, storage, said):
         folder.mkdir(parents=True)
     for program, output in {"settings": "brightness=3\n", "dumpsys": "Account {name=a}\nsync 7\n"}.items():
         (said / program).write_text(output)
-        (programs / program).write_text(f'#!/bin/sh\ntest "$2" = global || cat {said / program}\n')
-        (programs / program).chmod(0o755)
+        write_program(programs / program, f'test "$2" = global || cat {said / program}')
 
     def state(snapshots: str = "") -> dict[str, list[str]]:
         check = StateCheck(file=tmp_path / "state", required=frozenset(StatePart), snapshots=snapshots)

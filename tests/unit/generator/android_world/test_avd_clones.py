@@ -22,7 +22,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_clones im
 )
 from slime_plugins.rollout_buffer.generator.android_world.emulator.avd_ownership import AvdOwnership
 from slime_plugins.rollout_buffer.generator.android_world.emulator.disk_overlays import backing_file
-from tests.processes import is_alive
+from tests.processes import is_alive, write_program
 from tests.waiting import wait_until
 
 CLUSTER = 65536
@@ -197,12 +197,9 @@ def test_a_copy_ends_with_the_worker_that_made_it(home: Path, monkeypatch: pytes
 def slow_cp(home: Path, monkeypatch: pytest.MonkeyPatch, *, seconds: float) -> Path:
     """Puts a ``cp`` before the real one that takes its time and writes down when it begins and ends."""
     folder, log = home.parent / "bin", home.parent / "log"
-    folder.mkdir()
-    program = folder / "cp"
     wait = f"exec sleep {seconds}" if seconds > 1 else f"sleep {seconds}"  # what never ends has no child of its own
-    program.write_text(
-        f'#!/bin/sh\necho $$ > {home}/pid\necho begins >> {log}\n{wait}\n/bin/cp "$@"\necho ends >> {log}\n'
+    write_program(
+        folder / "cp", f'echo $$ > {home}/pid\necho begins >> {log}\n{wait}\n/bin/cp "$@"\necho ends >> {log}'
     )
-    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return log
