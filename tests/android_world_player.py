@@ -15,7 +15,7 @@ from typing import Any
 from rollout_buffer_lab.simulated_phone.screen_records import TextRole
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import ActionKind
 from tests.simulated_phone_player import SOLUTIONS as PHONE_SOLUTIONS
-from tests.simulated_phone_player import Player, Solution
+from tests.simulated_phone_player import Player, Solution, delete_row, look_at_stopwatch, new_note, rename, write_over
 
 NOW = datetime(2023, 10, 15, 15, 34)
 MAX_SCREENS = 60
@@ -27,15 +27,7 @@ MAX_SCREENS = 60
 def _note_text(player: Player, name: str) -> str:
     """Opens the note and reads it; the note stays open."""
     player.tap_row(name)
-    field = player.screen.find_field("Note")
-    assert field is not None
-    return " ".join(field.lines)
-
-
-def _write_over(player: Player, text: str) -> None:
-    player.tap_icon("select_all")
-    player.type(text)
-    player.tap_icon("back")
+    return " ".join(player.field("Note").lines)
 
 
 def _edit_note(player: Player, params: Any) -> None:
@@ -46,31 +38,23 @@ def _edit_note(player: Player, params: Any) -> None:
         "footer": lambda: f"{text}\n{params['footer']}",
         "replace": lambda: str(params["replace_text"]),
     }
-    _write_over(player, edits[params["edit_type"]]())
+    write_over(player, edits[params["edit_type"]]())
 
 
 def _add_header(player: Player, params: Any) -> None:
     player.open("Markor")
     text = _note_text(player, params["original_name"])
-    _write_over(player, f"{params['header']}\n\n{text}\n")
-    player.hold(player.row(params["original_name"]))
-    player.tap_icon("rename")
-    player.fill("Name", params["new_name"])
-    player.tap_button("OK")
+    write_over(player, f"{params['header']}\n\n{text}\n")
+    rename(player, params["original_name"], params["new_name"])
 
 
 def _delete_newest_note(player: Player, params: Any) -> None:
     player.open("Markor")
-    names, dates = [], []
-    for line in player.screen.texts:
-        if line.role is TextRole.PRIMARY:
-            names.append(line.text)
-        elif line.role is TextRole.SECONDARY:
-            dates.append(datetime.strptime(line.text, "%b %d, %Y %H:%M"))
-    newest = names[dates.index(max(dates))]
-    player.hold(player.row(newest))
-    player.tap_icon("delete")
-    player.tap_button("Delete")
+    lines = player.screen.texts
+    names = [line.text for line in lines if line.role is TextRole.PRIMARY]
+    dates = [line.text for line in lines if line.role is TextRole.SECONDARY]
+    changed = [datetime.strptime(date, "%b %d, %Y %H:%M") for date in dates]
+    delete_row(player, names[changed.index(max(changed))])
 
 
 def _merge_notes(player: Player, params: Any) -> None:
@@ -79,15 +63,10 @@ def _merge_notes(player: Player, params: Any) -> None:
     for number in (1, 2, 3):
         texts.append(_note_text(player, params[f"file{number}_name"]))
         player.tap_icon("back")
-    player.tap_icon("add")
-    player.fill("Name", params["new_file_name"])
-    player.tap_button("OK")
+    new_note(player, params["new_file_name"])
     player.fill("Note", "\n\n".join(texts))
     player.tap_icon("back")
-    player.hold(player.row(f"{params['new_file_name']}.md"))
-    player.tap_icon("rename")
-    player.fill("Name", params["new_file_name"])
-    player.tap_button("OK")
+    rename(player, f"{params['new_file_name']}.md", params["new_file_name"])
 
 
 def _create_note_and_send(player: Player, params: Any) -> None:
@@ -121,12 +100,6 @@ def _open_from_home(player: Player, params: Any) -> None:
     icon = player.screen.find_app(label)
     assert icon is not None, f"no app {label}"
     player.tap(icon.center)
-
-
-def _look_at_stopwatch(player: Player, params: Any) -> None:
-    """The stopwatch does not run when AndroidWorld's task begins, so opening it is enough."""
-    player.open("Clock")
-    player.tap_button("Stopwatch")
 
 
 # ---- calendar --------------------------------------------------------------------------------------------------------
@@ -311,7 +284,7 @@ def _replace(player: Player, label: str, text: str) -> None:
 
 SOLUTIONS: dict[str, Solution] = {
     **PHONE_SOLUTIONS,
-    "ClockStopWatchPausedVerify": _look_at_stopwatch,
+    "ClockStopWatchPausedVerify": look_at_stopwatch,  # it does not run when AndroidWorld's task begins
     "SimpleSmsResend": _resend,
     "SimpleSmsSendReceivedAddress": _forward_address,
     "OpenAppTaskEval": _open_from_home,

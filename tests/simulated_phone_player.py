@@ -10,11 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
-from rollout_buffer_lab.simulated_phone.screen_records import ReadScreen, TextRole
+from rollout_buffer_lab.simulated_phone.screen_records import Field, ReadScreen, TextRole
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
-
-_ROW_ROLES = (TextRole.PRIMARY,)
 
 
 class Player:
@@ -56,7 +54,7 @@ class Player:
     def row(self, text: str) -> tuple[int, int]:
         """Where the row with this text is; scrolls down until it shows."""
         for _ in range(8):
-            line = self.screen.find_text(text, *_ROW_ROLES)
+            line = self.screen.find_text(text, TextRole.PRIMARY)
             if line is not None:
                 return line.center
             self.act(ActionKind.SWIPE, point=(540, 1900), end_point=(540, 700))
@@ -75,19 +73,21 @@ class Player:
         assert icon is not None, f"no icon {name!r} among {[one.name for one in self.screen.icons]}"
         self.tap(icon.center)
 
-    def fill(self, label: str, text: str) -> None:
-        """Types into the field with this label, focusing it if need be."""
+    def field(self, label: str) -> Field:
         field = self.screen.find_field(label)
         assert field is not None, f"no field {label!r} among {[one.label for one in self.screen.fields]}"
+        return field
+
+    def fill(self, label: str, text: str) -> None:
+        """Types into the field with this label, focusing it if need be."""
+        field = self.field(label)
         if not field.focused:
             self.tap(field.center)
         self.type(text)
 
     def paste_into(self, label: str) -> None:
         """Puts the clipboard into a field through its menu."""
-        field = self.screen.find_field(label)
-        assert field is not None
-        self.hold(field.center)
+        self.hold(self.field(label).center)
         self.tap_row("Paste")
 
     def _pixels(self, center: tuple[int, int]) -> tuple[int, int]:
@@ -150,9 +150,13 @@ def _enter_timer(player: Player, params: Any) -> None:
 
 
 def _start_stopwatch(player: Player, params: Any) -> None:
+    look_at_stopwatch(player, params)
+    player.tap_button("Start")
+
+
+def look_at_stopwatch(player: Player, params: Any) -> None:
     player.open("Clock")
     player.tap_button("Stopwatch")
-    player.tap_button("Start")
 
 
 def _add_contact(player: Player, params: Any) -> None:
@@ -208,20 +212,22 @@ def _reply_to_latest(player: Player, params: Any) -> None:
     _reply_to(player, latest.text, params["message"])
 
 
+def new_note(player: Player, name: str) -> None:
+    player.tap_icon("add")
+    player.fill("Name", name)
+    player.tap_button("OK")
+
+
 def _create_note(player: Player, params: Any) -> None:
     player.open("Markor")
-    player.tap_icon("add")
-    player.fill("Name", params["file_name"])
-    player.tap_button("OK")
+    new_note(player, params["file_name"])
     player.fill("Note", params["text"])
     player.tap_button("Save")
 
 
 def _create_note_from_clipboard(player: Player, params: Any) -> None:
     player.open("Markor")
-    player.tap_icon("add")
-    player.fill("Name", params["file_name"])
-    player.tap_button("OK")
+    new_note(player, params["file_name"])
     player.paste_into("Note")
     player.tap_button("Save")
 
@@ -233,7 +239,7 @@ def _create_folder(player: Player, params: Any) -> None:
     player.tap_button("Folder")
 
 
-def _delete_row(player: Player, name: str) -> None:
+def delete_row(player: Player, name: str) -> None:
     player.hold(player.row(name))
     player.tap_icon("delete")
     player.tap_button("Delete")
@@ -241,7 +247,7 @@ def _delete_row(player: Player, name: str) -> None:
 
 def _delete_note(player: Player, params: Any) -> None:
     player.open("Markor")
-    _delete_row(player, params["file_name"])
+    delete_row(player, params["file_name"])
 
 
 def _delete_all_notes(player: Player, params: Any) -> None:
@@ -266,7 +272,7 @@ def _move_within(app: str) -> Solution:
     return solve
 
 
-def _rename(player: Player, old: str, new: str) -> None:
+def rename(player: Player, old: str, new: str) -> None:
     player.hold(player.row(old))
     player.tap_icon("rename")
     player.fill("Name", new)
@@ -280,19 +286,23 @@ def _add_footer(player: Player, params: Any) -> None:
     player.tap_button("Save")
 
 
+def write_over(player: Player, text: str) -> None:
+    player.tap_icon("select_all")
+    player.type(text)
+    player.tap_icon("back")
+
+
 def _change_content(player: Player, params: Any) -> None:
     player.open("Markor")
     player.tap_row(params["original_name"])
-    player.tap_icon("select_all")
-    player.type(params["updated_content"])
-    player.tap_icon("back")
-    _rename(player, params["original_name"], params["new_name"])
+    write_over(player, params["updated_content"])
+    rename(player, params["original_name"], params["new_name"])
 
 
 def _delete_file(player: Player, params: Any) -> None:
     player.open("Files")
     player.tap_row(params["subfolder"])
-    _delete_row(player, params["file_name"])
+    delete_row(player, params["file_name"])
 
 
 def _take_photo(player: Player, params: Any) -> None:
