@@ -69,6 +69,6 @@ def start_ticks_of(pid: int) -> int:
 def write_program(path: Path, script: str) -> Path:
     """Writes what the shell runs under this path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.write_text(script if script.startswith("#!") else f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path

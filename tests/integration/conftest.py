@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,20 @@ from tests.waiting import wait_until
 
 ROLLOUT_BUFFER = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
 """The command line."""
+
+
+ANDROID_WORLD_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
+needs_android_world = pytest.mark.skipif(
+    not ANDROID_WORLD_PYTHON,
+    reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package",
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """pytest's own folders are too deep for the sockets of Unix, and for names in the first cluster of a disk."""
+    with tempfile.TemporaryDirectory(prefix="aw_") as path:
+        yield Path(path)
 
 
 def answers(url: str) -> bool:

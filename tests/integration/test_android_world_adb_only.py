@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,31 +21,27 @@ from slime_plugins.rollout_buffer.generator.android_world.device_factory import 
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests.android_world_player import SOLUTIONS
-from tests.integration.test_android_world_real import PYTHON, SETTING_UP, settings_of
+from tests.integration.conftest import ANDROID_WORLD_PYTHON as PYTHON
+from tests.integration.conftest import needs_android_world
+from tests.integration.test_android_world_real import SETTING_UP, settings_of
 from tests.simulated_phone_player import Player
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.skipif(
-        not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
-    ),
-    pytest.mark.timeout(180),
-]
+pytestmark = [needs_android_world, pytest.mark.timeout(180)]
 SERIAL = "emulator-5666"
 
 
 @pytest.fixture
-def sdk() -> Iterator[SimulatedSdk]:
-    """A phone that somebody else runs; pytest's own folders are too deep for the sockets of Unix."""
-    with tempfile.TemporaryDirectory(prefix="aw_") as folder:
-        sdk = make_simulated_sdk(Path(folder), python=PYTHON)
-        words = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", SERIAL[-4:], "-grpc", "43666"]
-        phone = subprocess.Popen(words, env=os.environ | {"ANDROID_AVD_HOME": str(sdk.avd_home)})
-        wait_until(lambda: (sdk.devices / f"{SERIAL}.sock").exists())
-        sdk.set_faults(SERIAL, Faults(dead_forwarder=True))
-        yield sdk
-        phone.terminate()
-        phone.wait()
+def sdk(folder: Path) -> Iterator[SimulatedSdk]:
+    """A phone that somebody else runs."""
+    sdk = make_simulated_sdk(folder, python=PYTHON)
+    words = [str(sdk.emulator_path), "-avd", sdk.avd_name, "-port", SERIAL[-4:], "-grpc", "43666"]
+    phone = subprocess.Popen(words, env=os.environ | {"ANDROID_AVD_HOME": str(sdk.avd_home)})
+    wait_until(lambda: (sdk.devices / f"{SERIAL}.sock").exists())
+    sdk.set_faults(SERIAL, Faults(dead_forwarder=True))
+    yield sdk
+    phone.terminate()
+    phone.wait()
 
 
 def attached(sdk: SimulatedSdk) -> AndroidWorldSettings:
@@ -74,11 +69,11 @@ class TestADeviceThatOnlyAdbReaches(DeviceContract):
 
 
 def test_what_only_an_emulators_ports_give_is_refused_and_all_else_is_played(device: Device[Action]) -> None:
-    for task, lacks in (
-        ("ClockStopWatchRunning", "grpc"),
-        ("ContactsNewContactDraft", "grpc"),
-        ("SimpleSmsReply", "sms"),
-    ):
+    for task, lacks in {
+        "ClockStopWatchRunning": "grpc",
+        "ContactsNewContactDraft": "grpc",
+        "SimpleSmsReply": "sms",
+    }.items():
         with pytest.raises(EnvironmentSetupError, match=f"{task} needs {lacks}, .* it can play 110 of 116 tasks"):
             device.reset(task, 0)
     solve_again(device, "SystemWifiTurnOff")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,18 +26,12 @@ from rollout_buffer_lab.simulated_phone.interfaces.simulated_sdk import Simulate
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from tests.android_world_expert import say
 from tests.android_world_script import OtherReply, Script, engine_with, task_params
-from tests.integration.conftest import BufferProcess
+from tests.integration.conftest import ANDROID_WORLD_PYTHON as PYTHON
+from tests.integration.conftest import BufferProcess, needs_android_world
 from tests.processes import processes_with
 from tests.waiting import wait_until
 
-PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
-    ),
-    pytest.mark.timeout(3600),
-]
+pytestmark = [pytest.mark.slow, needs_android_world, pytest.mark.timeout(3600)]
 
 DEVICES, AT_ONCE, SAMPLES = 8, 16, 2
 MAX_ATTEMPTS = 4
@@ -70,13 +63,6 @@ TRIGGERS = {
     "faultslow": FaultTrigger(faults=Faults(slow_screen_s=1.2), for_s=20.0),
 }
 HARMLESS = "faultslow"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """pytest's own folders are too deep for the sockets of Unix."""
-    with tempfile.TemporaryDirectory(prefix="aw_") as path:
-        yield Path(path)
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,17 @@ Needs the package: set ROLLOUT_BUFFER_TEST_ANDROID_WORLD to the python of an env
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from slime_plugins.rollout_buffer.generator.android_world.task_needs import task_needs
+from tests.integration.conftest import ANDROID_WORLD_PYTHON as PYTHON
+from tests.integration.conftest import needs_android_world
 
-PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
 DERIVATION = Path(__file__).resolve().parents[1] / "android_world_needs.py"
 
 
-@pytest.mark.skipif(not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the package")
+@needs_android_world
 def test_the_table_of_needs_is_that_of_the_packages_source() -> None:
     done = subprocess.run([PYTHON, DERIVATION], capture_output=True, text=True, timeout=120, check=True)
     assert {name: sorted(needs) for name, needs in task_needs().items()} == json.loads(done.stdout)

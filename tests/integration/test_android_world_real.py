@@ -10,8 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,28 +23,16 @@ from slime_plugins.rollout_buffer.errors import DeviceError, EnvironmentSetupErr
 from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
 from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind, SystemButton
+from tests.integration.conftest import ANDROID_WORLD_PYTHON as PYTHON
+from tests.integration.conftest import needs_android_world
 from tests.simulated_phone_player import SOLUTIONS, Player
 from tests.waiting import wait_until
 
-PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
-pytestmark = [
-    pytest.mark.skipif(
-        not PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
-    ),
-    pytest.mark.timeout(180),
-]
-
-
-@pytest.fixture(scope="module")
-def short_folder() -> Iterator[Path]:
-    """pytest's own folders are too deep for the sockets of Unix."""
-    with tempfile.TemporaryDirectory(prefix="aw_") as folder:
-        yield Path(folder)
+pytestmark = [needs_android_world, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def sdk(short_folder: Path) -> SimulatedSdk:
-    folder = Path(tempfile.mkdtemp(dir=short_folder))
+def sdk(folder: Path) -> SimulatedSdk:
     return make_simulated_sdk(folder, python=PYTHON)
 
 
@@ -268,30 +254,6 @@ def test_an_emulator_that_does_not_come_up_is_given_up_and_leaves_nothing(sdk: S
     with pytest.raises(DeviceError, match="emulator"):
         create_device(settings_of(sdk, boot_timeout_s=8), 0)
     wait_until(lambda: emulators(sdk) == [])
-
-
-def test_an_emulator_does_not_outlive_the_killed_process_that_owned_it(sdk: SimulatedSdk, tmp_path: Path) -> None:
-    settings = tmp_path / "settings.json"
-    settings.write_text(settings_of(sdk).model_dump_json())
-    owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(settings)], stdout=subprocess.PIPE)
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == b"up\n"
-    assert emulators(sdk) != []
-    owner.kill()
-    owner.wait()
-    owner.stdout.close()
-    wait_until(lambda: emulators(sdk) == [])
-
-
-_OWNER = """
-import sys
-from pathlib import Path
-from slime_plugins.rollout_buffer.generator.android_world.config import AndroidWorldSettings
-from slime_plugins.rollout_buffer.generator.android_world.device_factory import create_device
-device = create_device(AndroidWorldSettings.model_validate_json(Path(sys.argv[1]).read_text()), 0)
-print("up", flush=True)
-sys.stdin.read()
-"""
 
 
 def test_two_devices_stand_side_by_side_with_an_adb_server_each(sdk: SimulatedSdk) -> None:

@@ -34,7 +34,7 @@ from tests.demo_tokens import tokenizer
 from tests.episode_requests import phone_episode
 from tests.integration.ray_processes import LOCAL_RAY, ON_RAY, pool_at, token_in
 from tests.memory_eater import BY_FILE
-from tests.processes import descendants, is_alive
+from tests.processes import descendants, is_alive, write_program
 from tests.waiting import until, wait_until
 
 pytestmark = [*ON_RAY, pytest.mark.timeout(180)]
@@ -280,9 +280,7 @@ def expert(request: GenerateRequest) -> str:
 async def test_attached_devices_play_in_workers_and_one_that_drops_is_connected_again(
     cluster: str, tmp_path: Path
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"\n')
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", f'cd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"')
     addresses = ("10.0.0.7:5555", "10.0.0.8:5555")
     set_devices(tmp_path, **{address: {"state": "device"} for address in addresses})
     inventory = tmp_path / "phones.yaml"

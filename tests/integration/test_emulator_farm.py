@@ -11,10 +11,8 @@ import shutil
 import signal
 import sqlite3
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from tests.adb_phone import HELD_TASKS
 from tests.android_world_expert import say
 from tests.android_world_script import engine_with
 from tests.integration.conftest import BufferProcess
-from tests.processes import processes_with
+from tests.processes import processes_with, write_program
 from tests.unit.generator.android_world.test_avd_clones import write_overlay
 from tests.waiting import wait_until
 
@@ -57,13 +55,6 @@ exec /bin/cp "$@"
 """
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """pytest's own folders are too deep for names in the first cluster of a disk."""
-    with tempfile.TemporaryDirectory(prefix="aw_") as path:
-        yield Path(path)
-
-
 def make_farm(folder: Path, devices: int) -> dict[str, str]:
     """Writes SDK, base device and settings; returns the environment of the buffer."""
     home, programs = folder / "avd", folder / "bin"
@@ -89,8 +80,8 @@ def make_farm(folder: Path, devices: int) -> dict[str, str]:
     (folder / HELD).touch()
     (folder / HELD_TASKS).touch()
     write_program(programs / "cp", SLOW_CP.replace("HELD", str(folder / HELD)).replace("CLONES", f"{home}/{FINISHED}"))
-    write_program(folder / "emulator", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -S -m tests.adb_emulator "$@"\n')
-    write_program(folder / "python", f'#!/bin/sh\ncd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"\n')
+    write_program(folder / "emulator", f'cd {ROOT}\nexec {sys.executable} -S -m tests.adb_emulator "$@"')
+    write_program(folder / "python", f'cd {ROOT}\nexec {sys.executable} -m tests.adb_phone "$@"')
     config = folder / "farm.yaml"
     config.write_text(
         f"device: android_world\nandroid_world_python: {folder / 'python'}\ndevice_pool: local\n"
@@ -106,11 +97,6 @@ def make_farm(folder: Path, devices: int) -> dict[str, str]:
         "HOME": str(folder),
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
     }
-
-
-def write_program(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 def tap_once(conversation: Conversation, *, skill: float, rng: SessionRng) -> str:

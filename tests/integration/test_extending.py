@@ -17,6 +17,7 @@ from slime_plugins.rollout_buffer.client import RolloutBufferClient
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.supervisor.child_processes import ChildProcess, free_port
 from tests.integration.conftest import answers
+from tests.processes import write_program
 from tests.tutorial_page import read_page
 from tests.waiting import wait_until
 
@@ -35,8 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "product.pth").write_text(f"{ROOT}\n{sysconfig.get_path('purelib')}\n")
     programs = folder / "venv" / "bin"
     for name, module in {"rollout-buffer": "slime_plugins.rollout_buffer", "pip": "pip"}.items():
-        (programs / name).write_text(f'#!/bin/sh\nexec {programs}/python -m {module} "$@"\n')
-        (programs / name).chmod(0o755)
+        write_program(programs / name, f'exec {programs}/python -m {module} "$@"')
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(folder)}
     subprocess.run(["bash", "-ec", page.script], cwd=folder, env=environment, check=True, timeout=120)
     return folder
