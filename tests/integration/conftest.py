@@ -27,8 +27,7 @@ ROLLOUT_BUFFER = [sys.executable, "-m", "slime_plugins.rollout_buffer"]
 
 ANDROID_WORLD_PYTHON = os.environ.get("ROLLOUT_BUFFER_TEST_ANDROID_WORLD", "")
 needs_android_world = pytest.mark.skipif(
-    not ANDROID_WORLD_PYTHON,
-    reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package",
+    not ANDROID_WORLD_PYTHON, reason="ROLLOUT_BUFFER_TEST_ANDROID_WORLD names no python with the android_world package"
 )
 
 

@@ -24,10 +24,7 @@ from tests.watchdog_device import make_sdk
 ADB = shutil.which("adb")
 ROOT = Path(__file__).resolve().parents[2]
 NEIGHBOURS = 3
-pytestmark = [
-    pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"), pytest.mark.timeout(180)]
 
 
 @pytest.fixture

@@ -36,10 +36,7 @@ TASKS = (ROOT / "data" / "task_list.txt").read_text().split()
 DISKS = ("userdata-qemu.img", "cache.img", "encryptionkey.img")
 DISK_BYTES = 2_000_000
 UP = {"ready", "leased", "checking"}
-pytestmark = [
-    pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"),
-    pytest.mark.timeout(2400),
-]
+pytestmark = [pytest.mark.skipif(ADB is None, reason="Debian's adb is not installed"), pytest.mark.timeout(2400)]
 
 HELD = "held_copies"
 FINISHED = "slime_aw_*.avd/*.img"

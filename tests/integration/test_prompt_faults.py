@@ -172,10 +172,7 @@ async def said_of_lost_thinking() -> str:
     thought = ids_of("<think>\nwell\n</think>\n\nhello<|im_end|>")
     told = ids_of("hello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n")
     last = ids_of("bye<|im_end|>")
-    turns = [
-        Generation(first, thought, [-0.5] * len(thought)),
-        Generation([*first, *told], last, [-0.5] * len(last)),
-    ]
+    turns = [Generation(first, thought, [-0.5] * len(thought)), Generation([*first, *told], last, [-0.5] * len(last))]
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "hello"},
@@ -220,10 +217,7 @@ FAULTS: dict[str, tuple[Callable[[], Awaitable[str]], str]] = {
         lambda: said_of_engine(with_smaller_images),
         "makes 189 tokens of an image of 540x1200, where the model's folder makes 646",
     ),
-    "a picture swapped between siblings": (
-        said_of_swapped_pictures,
-        "image 0 of turn 0 is",
-    ),
+    "a picture swapped between siblings": (said_of_swapped_pictures, "image 0 of turn 0 is"),
     "routes shifted by one token": (
         lambda: said_of_experts(experts_moved(-1)),
         "prompts that differ from tokens 4, 8, 12 on have other experts from 5, 9, 13 on",
@@ -260,10 +254,7 @@ async def test_each_fault_is_named_before_the_first_training_step(fault: str) ->
 async def test_the_doctor_names_what_an_engine_does_to_prompts_as_well(tmp_path: Path) -> None:
     async def found(url: str) -> Finding:
         examination = Examination(
-            settings=AndroidWorldSettings(),
-            data_dir=tmp_path,
-            engine_url=url,
-            tokenizer_path=DEMO_TOKENIZER_PATH,
+            settings=AndroidWorldSettings(), data_dir=tmp_path, engine_url=url, tokenizer_path=DEMO_TOKENIZER_PATH
         )
         findings = await asyncio.to_thread(examine, examination)
         return next(finding for finding in findings if finding.name == "prompts as they are sent")

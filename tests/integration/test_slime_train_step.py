@@ -259,9 +259,7 @@ def test_the_rows_of_a_trajectory_with_rewards_of_turns_weigh_alike(name: str, o
     assert seen["steps"][0]["grad_norm"] > 0
 
 
-def test_a_batch_without_rewards_of_turns_is_trained_as_without_the_hook_bit_for_bit(
-    one_rank: dict[str, Seen],
-) -> None:
+def test_a_batch_without_rewards_of_turns_is_trained_as_without_the_hook_bit_for_bit(one_rank: dict[str, Seen]) -> None:
     with_hook, without = one_rank["no_turns"], one_rank["android_world_history"]
 
     assert with_hook["data"]["advantages"] == without["data"]["advantages"]
@@ -269,9 +267,7 @@ def test_a_batch_without_rewards_of_turns_is_trained_as_without_the_hook_bit_for
     assert with_hook["weights_moved"] == without["weights_moved"]
 
 
-def test_a_group_without_rewards_of_turns_is_trained_alike_beside_one_that_has_some(
-    one_rank: dict[str, Seen],
-) -> None:
+def test_a_group_without_rewards_of_turns_is_trained_alike_beside_one_that_has_some(one_rank: dict[str, Seen]) -> None:
     half, without = (
         {(row["rollout_ids"], tuple(row["tokens"])): row["advantages"] for row in rows_seen(one_rank[name])}
         for name in HALF

@@ -187,15 +187,9 @@ def test_the_refusal_comes_before_anything_is_started() -> None:
     ("changes", "words"),
     [
         ({"rollout_buffer_shortgroups": "keep"}, "did you mean rollout_buffer_short_groups?"),
-        (
-            {**OF_TURNS, "rollout_buffer_turn_discount": 2},
-            "rollout_buffer_turn_discount must be a number",
-        ),
+        ({**OF_TURNS, "rollout_buffer_turn_discount": 2}, "rollout_buffer_turn_discount must be a number"),
         ({"rollout_buffer_images": "none"}, "rollout_buffer_images must be 'pixels' or 'tokens'"),
-        (
-            {"rollout_buffer_example_interval": -1},
-            "example_interval must be a whole number of at least 0",
-        ),
+        ({"rollout_buffer_example_interval": -1}, "example_interval must be a whole number of at least 0"),
         ({"rollout_buffer_loss_mask": "no_such_module:Mask"}, "no_such_module"),
         ({"rollout_buffer_options": {"num_epoch": 2}}, "rollout_buffer_options may not set num_epoch"),
         ({"eval_interval": 5, "eval_prompt_data": None}, "--eval-prompt-data"),

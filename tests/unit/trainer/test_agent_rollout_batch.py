@@ -72,25 +72,33 @@ def test_where_dummies_have_no_weight_no_finished_member_is_left_out_for_a_few_p
     assert WEIGHTLESS.missing(more_than_half_a_group_is_missing) == 1
 
 
+OWN = {"custom_reward_post_process_path": OWN_REWARDS_PATH}
+OF_SLIME = {"custom_reward_post_process_path": None}
+
+
 @pytest.mark.parametrize(
-    ("changes", "weightless"),
+    ("changes", "weightless", "whole"),
     [
-        ({"rollout_data_postprocess_path": HOOK}, True),
-        ({"rollout_data_postprocess_path": HOOK, "advantage_estimator": "reinforce_plus_plus"}, False),
-        ({"rollout_data_postprocess_path": HOOK, "advantage_estimator": "ppo", "use_kl_loss": True}, True),
-        ({"custom_reward_post_process_path": OWN_REWARDS_PATH}, True),
-        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "use_kl_loss": True}, False),
-        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "entropy_coef": 0.01}, False),
-        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "advantage_estimator": "ppo"}, False),
-        ({"custom_reward_post_process_path": OWN_REWARDS_PATH, "rewards_normalization": False}, False),
-        ({"custom_reward_post_process_path": None}, False),
-        ({"calculate_per_token_loss": True}, True),
+        (OWN, True, False),
+        (OWN | {"use_kl_loss": True}, False, False),
+        (OWN | {"entropy_coef": 0.01}, False, False),
+        (OWN | {"advantage_estimator": "ppo"}, False, False),
+        (OWN | {"rewards_normalization": False}, False, False),
+        (OF_SLIME, False, True),
+        (OF_SLIME | {"rewards_normalization": False}, False, False),
+        (OF_SLIME | {"advantage_estimator": "ppo"}, False, False),
+        ({"custom_reward_post_process_path": "mine.rewards"}, False, True),
+        (OWN | {"rollout_data_postprocess_path": HOOK}, True, False),
+        (OWN | {"rollout_data_postprocess_path": HOOK, "advantage_estimator": "reinforce_plus_plus"}, False, False),
+        (OWN | {"rollout_data_postprocess_path": HOOK, "advantage_estimator": "ppo", "use_kl_loss": True}, True, False),
+        (OWN | {"calculate_per_token_loss": True}, True, False),
     ],
 )
-def test_dummies_fill_places_only_where_they_change_no_term_of_the_loss(
-    changes: dict[str, Any], weightless: bool
+def test_dummies_fill_places_only_where_they_change_no_term_of_the_loss_and_groups_are_whole_where_slime_reads_places(
+    changes: dict[str, Any], weightless: bool, whole: bool
 ) -> None:
-    assert rule_of(trainer_args(**changes)).weightless_dummies is weightless
+    rule = rule_of(trainer_args(**changes))
+    assert (rule.weightless_dummies, rule.whole_groups) == (weightless, whole)
 
 
 def test_who_is_left_out_of_a_full_batch_depends_on_no_order() -> None:
@@ -153,17 +161,3 @@ def test_odd_trajectories_without_log_probs_become_dummies_and_the_others_keep_t
     assert "no log-probs" in metadata["dummy_reason"]
     assert (metadata["row_source"], metadata["rows"]) == ("dummy", 1)
     assert replace_trajectories_without_log_probs(groups) == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "whole"),
-    [
-        ({"custom_reward_post_process_path": "slime.rollout.agent_rollout.post_process_rewards"}, False),
-        ({"custom_reward_post_process_path": None}, True),
-        ({"custom_reward_post_process_path": None, "rewards_normalization": False}, False),
-        ({"custom_reward_post_process_path": None, "advantage_estimator": "ppo"}, False),
-        ({"custom_reward_post_process_path": "mine.rewards"}, True),
-    ],
-)
-def test_groups_must_be_whole_where_rewards_may_be_normalised_by_position(changes: dict[str, Any], whole: bool) -> None:
-    assert rule_of(trainer_args(**changes)).whole_groups is whole

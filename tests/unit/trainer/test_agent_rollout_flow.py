@@ -340,8 +340,7 @@ def the_best_of_four(args: Any, rollout_id: Any, buffer: list[Any], num_samples:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("only_even_tasks", ["task-0", "task-2"]), ("the_best_of_four", ["task-2", "task-3"])],
+    ("name", "expected"), [("only_even_tasks", ["task-0", "task-2"]), ("the_best_of_four", ["task-2", "task-3"])]
 )
 def test_a_buffer_filter_means_what_it_means_in_slime(buffer: LoopbackBuffer, name: str, expected: list[str]) -> None:
     records = trainer_of(buffer, buffer_filter_path=f"{__name__}.{name}").train(1)

@@ -106,11 +106,7 @@ def episode(images: Sequence[int], *, counted: bool = True) -> tuple[Generation,
         log_probs = [-0.5 - turn, -0.25 - turn]
         generations.append(
             Generation(
-                list(held),
-                [100 + turn, TURN_END],
-                log_probs,
-                images=names,
-                prompt_tokens=expanded if counted else None,
+                list(held), [100 + turn, TURN_END], log_probs, images=names, prompt_tokens=expanded if counted else None
             )
         )
         held = [*held, 100 + turn, TURN_END]
@@ -213,9 +209,7 @@ def test_a_prompt_that_the_engine_counted_otherwise_is_refused(vision: QwenVisio
     assert f"the engine counted {counted - 8} tokens in the prompt of turn {turn}" in refused(vision, generations)
 
 
-def test_an_image_of_which_the_engine_made_other_tokens_is_named_though_the_sum_is_equal(
-    vision: QwenVision,
-) -> None:
+def test_an_image_of_which_the_engine_made_other_tokens_is_named_though_the_sum_is_equal(vision: QwenVision) -> None:
     generations = list(episode([0, 1]))
     made = [vision.prepare(picture).tokens for picture in RowImages(vision, ALL).attach(only_row(generations)).pictures]
     right = PromptReceipt(PromptCheck.EQUAL, image_tokens=tuple(made))

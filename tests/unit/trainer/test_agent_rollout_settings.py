@@ -237,23 +237,17 @@ def test_an_attribute_that_is_null_or_empty_has_its_default() -> None:
     args = arguments(rollout_buffer_report_drift=None, rollout_buffer_image_cache_mb=None, rollout_buffer_wait_s=None)
     images = read_image_settings(args)
     assert images is not None
+    assert images.cache_bytes == 512_000_000
+    assert (read_settings(args).wait_s, read_row_settings(args, 4).report_drift) == (20, True)
     assert buffer_attributes(arguments(rollout_buffer_images="")).rollout_buffer_images == "pixels"
-    assert (images.cache_bytes, read_settings(args).wait_s, read_row_settings(args, 4).report_drift) == (
-        512_000_000,
-        20,
-        True,
-    )
 
 
 def test_zero_is_taken_where_it_means_something() -> None:
     args = arguments(rollout_buffer_image_cache_mb=0, rollout_buffer_report_rows=0, rollout_buffer_turn_discount=0)
     images = read_image_settings(args)
     assert images is not None
-    assert (
-        images.cache_bytes,
-        buffer_attributes(args).rollout_buffer_report_rows,
-        read_row_settings(args, 4).turn_discount,
-    ) == (0, 0, 0)
+    report_rows, discount = buffer_attributes(args).rollout_buffer_report_rows, read_row_settings(args, 4).turn_discount
+    assert (images.cache_bytes, report_rows, discount) == (0, 0, 0)
 
 
 def test_a_token_of_another_type_is_refused_without_showing_it() -> None:

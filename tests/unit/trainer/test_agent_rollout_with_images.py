@@ -160,10 +160,7 @@ def test_a_delivery_whose_tensors_do_not_fit_the_memory_is_refused_before_they_a
 
 
 def test_a_batch_that_will_not_fit_the_memory_is_said_with_its_first_delivery(
-    buffer: LoopbackBuffer,
-    vision: ShadeVision,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    buffer: LoopbackBuffer, vision: ShadeVision, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shade_bytes, screens, played = 8, 2, 2  # of a group: fewer than the batch has
     monkeypatch.setattr(delivery_conversion, "available_bytes", lambda: shade_bytes * screens * played + 1)

@@ -32,14 +32,20 @@ def feed_of(buffer: LoopbackBuffer, **options: Any) -> RolloutFeed:
     return RolloutFeed(buffer.url, PAYLOAD, wait_s=0.02, **options)
 
 
+@pytest.fixture
+def feed(buffer: LoopbackBuffer) -> Iterator[RolloutFeed]:
+    """One that has started its job."""
+    with feed_of(buffer) as started:
+        started.start()
+        yield started
+
+
 def states(buffer: LoopbackBuffer) -> list[str]:
     return [group.state for group in buffer.only_job().groups]
 
 
-def test_a_row_says_what_is_trained_and_whose_it_is(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        batch = feed.next_batch(1)
+def test_a_row_says_what_is_trained_and_whose_it_is(feed: RolloutFeed) -> None:
+    batch = feed.next_batch(1)
 
     first, second = batch.rows
     assert first == RolloutRow(
@@ -57,27 +63,23 @@ def test_a_row_says_what_is_trained_and_whose_it_is(buffer: LoopbackBuffer) -> N
     assert (second.uid, second.reward, second.response_length, second.trained_tokens) == ("task-0.0.1", 1.0, 7, 5)
 
 
-def test_nothing_is_acknowledged_before_the_trainer_says_so(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        first, second = feed.next_batch(2), feed.next_batch(2)
-        before = states(buffer)
-        lost = feed.ack(first)
-        between = states(buffer)
-        feed.ack(second)
+def test_nothing_is_acknowledged_before_the_trainer_says_so(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
+    first, second = feed.next_batch(2), feed.next_batch(2)
+    before = states(buffer)
+    lost = feed.ack(first)
+    between = states(buffer)
+    feed.ack(second)
 
     assert before == ["leased"] * 4 + ["ready"]
     assert (between, lost) == (["delivered"] * 2 + ["leased"] * 2 + ["ready"], frozenset())
     assert states(buffer) == ["delivered"] * 4 + ["ready"]
 
 
-def test_the_last_batch_is_short_and_then_the_input_is_used_up(buffer: LoopbackBuffer) -> None:
+def test_the_last_batch_is_short_and_then_the_input_is_used_up(feed: RolloutFeed) -> None:
     """A trainer that has acknowledged nothing yet would wait for its own groups for ever."""
-    with feed_of(buffer) as feed:
-        feed.start()
-        sizes = [len(feed.next_batch(3)), len(feed.next_batch(3))]
-        with pytest.raises(InputExhaustedError):
-            feed.next_batch(3)
+    sizes = [len(feed.next_batch(3)), len(feed.next_batch(3))]
+    with pytest.raises(InputExhaustedError):
+        feed.next_batch(3)
 
     assert sizes == [3, 2]
 
@@ -118,11 +120,9 @@ def test_what_was_consumed_is_skipped_by_the_next_run(buffer: LoopbackBuffer) ->
     assert rest == ["task-2", "task-3"]
 
 
-def test_a_lost_reply_costs_no_group_and_doubles_none(buffer: LoopbackBuffer) -> None:
+def test_a_lost_reply_costs_no_group_and_doubles_none(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
     buffer.script("/get_rollout_data", ScriptedReply(lost=True), ScriptedReply(status=503, body=b"{}"))
-    with feed_of(buffer) as feed:
-        feed.start()
-        groups = [group.instance_id for group in feed.next_batch(5)]
+    groups = [group.instance_id for group in feed.next_batch(5)]
 
     assert sorted(groups) == sorted({f"task-{number}" for number in range(5)})
 
@@ -166,19 +166,15 @@ def test_groups_got_before_an_error_are_masked_by_the_version_of_the_batch_that_
             feed.next_batch(2, weight_version=3)
 
 
-def test_a_delivery_that_could_not_be_converted_comes_again(
-    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delivery_that_could_not_be_converted_comes_again(feed: RolloutFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any, **__: Any) -> Any:
         raise MemoryError
 
-    with feed_of(buffer) as feed:
-        feed.start()
-        with monkeypatch.context() as patch:
-            patch.setattr(RowBuilder, "groups", out_of_memory)
-            with pytest.raises(MemoryError):
-                feed.next_batch(2)
-        batch = feed.next_batch(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowBuilder, "groups", out_of_memory)
+        with pytest.raises(MemoryError):
+            feed.next_batch(2)
+    batch = feed.next_batch(2)
 
     assert [group.instance_id for group in batch] == ["task-0", "task-1"]
 
@@ -192,17 +188,15 @@ def test_the_payload_is_read_as_the_buffer_reads_it(buffer: LoopbackBuffer) -> N
         RolloutFeed(buffer.url, {**PAYLOAD, "max_groups_ahead": "few"})
 
 
-def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer) -> None:
+def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
     buffer.also_finished = ["filtered"]
-    with feed_of(buffer) as feed:
-        feed.start()
-        first = feed.next_batch(2)
-        for group in buffer.only_job().groups[:2]:
-            group.state = "ready"  # as after the end of their lease
-        buffer.also_finished = ["filtered"]  # the report of their first delivery is repeated
-        second = feed.next_batch(3)
-        feed.ack(first)
-        feed.ack(second)
+    first = feed.next_batch(2)
+    for group in buffer.only_job().groups[:2]:
+        group.state = "ready"  # as after the end of their lease
+    buffer.also_finished = ["filtered"]  # the report of their first delivery is repeated
+    second = feed.next_batch(3)
+    feed.ack(first)
+    feed.ack(second)
 
     assert [group.instance_id for group in first] == ["task-0", "task-1"]
     assert [group.instance_id for group in second] == ["task-2", "task-3", "task-4"]
@@ -211,25 +205,23 @@ def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer) -> None
     assert states(buffer) == ["delivered"] * 5
 
 
-def test_a_group_without_any_row_is_consumed_and_left_out(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        spoil(buffer, "task-1")
-        batch = feed.next_batch(2)
-        feed.ack(batch)
+def test_a_group_without_any_row_is_consumed_and_left_out(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
+    spoil(buffer, "task-1")
+    batch = feed.next_batch(2)
+    feed.ack(batch)
 
     assert [group.instance_id for group in batch] == ["task-0", "task-2"]
     assert sorted(batch.consumed) == ["task-0", "task-1", "task-2"]
     assert states(buffer)[:3] == ["delivered"] * 3
 
 
-def test_where_nothing_can_be_trained_it_says_why_instead_of_going_on(buffer: LoopbackBuffer) -> None:
-    with feed_of(buffer) as feed:
-        feed.start()
-        for number in range(5):
-            spoil(buffer, f"task-{number}")
-        with pytest.raises(GeneratorError, match="of 2 groups can be trained: 4 x its outcome is aborted"):
-            feed.next_batch(2)
+def test_where_nothing_can_be_trained_it_says_why_instead_of_going_on(
+    buffer: LoopbackBuffer, feed: RolloutFeed
+) -> None:
+    for number in range(5):
+        spoil(buffer, f"task-{number}")
+    with pytest.raises(GeneratorError, match="of 2 groups can be trained: 4 x its outcome is aborted"):
+        feed.next_batch(2)
 
 
 def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: LoopbackBuffer) -> None:
@@ -246,17 +238,15 @@ def test_more_groups_than_the_job_plays_ahead_are_released_on_the_way(buffer: Lo
 
 
 def test_attempts_that_were_given_up_and_do_not_end_are_an_error(
-    buffer: LoopbackBuffer, monkeypatch: pytest.MonkeyPatch
+    buffer: LoopbackBuffer, feed: RolloutFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_feed, "MAX_STANDSTILL_S", -1.0)
     running = ScriptedReply(body=b'{"state": "paused", "attempts": {"running": 2}}')
-    with feed_of(buffer) as feed:
-        feed.start()
-        buffer.script("/jobs/job/drain", running, running)
-        feed.drain()  # they may be as long as an attempt
-        buffer.script("/jobs/job/drain", running)
-        with pytest.raises(JobStalledError, match="2 attempts of job job were given up and do not end"):
-            feed.drain(stop=True)
+    buffer.script("/jobs/job/drain", running, running)
+    feed.drain()  # they may be as long as an attempt
+    buffer.script("/jobs/job/drain", running)
+    with pytest.raises(JobStalledError, match="2 attempts of job job were given up and do not end"):
+        feed.drain(stop=True)
 
 
 def test_what_the_trainer_computed_is_reported_of_its_job_before_the_feed_closes(buffer: LoopbackBuffer) -> None:

@@ -27,10 +27,7 @@ from slime_plugins.rollout_buffer.types import Outcome, StopReason, Trajectory
 from slime_plugins.rollout_buffer.wire import RolloutItem, decode_item
 from slime_plugins.rollout_buffer.wire.written_items import decode_written_item, encode_body
 
-GROWING = (
-    Generation([1, 2], [10, 11], [-0.5, -0.5]),
-    Generation([1, 2, 10, 11, 3], [12], [-1.0]),
-)
+GROWING = (Generation([1, 2], [10, 11], [-0.5, -0.5]), Generation([1, 2, 10, 11, 3], [12], [-1.0]))
 OF_TURNS = (Generation([1, 2], [10, 11], [-0.5, -0.5]), Generation([1, 9], [12, 13, 14], [-1.0, -1.0, -1.0]))
 WITH_HOOK = {"custom_advantage_function_path": ADVANTAGE_PATH, "grpo_std_normalization": False}
 
