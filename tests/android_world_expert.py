@@ -18,8 +18,6 @@ WIDTH, HEIGHT = 1080, 2400
 
 
 class _RecordingPhone(SimulatedPhone):
-    """A phone that remembers what was done to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.done: list[Action] = []

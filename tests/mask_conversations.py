@@ -70,12 +70,10 @@ argument_objects = st.dictionaries(texts.filter(bool), json_values, max_size=2)
 
 
 def user(content: Any = "one") -> dict[str, Any]:
-    """A user's message."""
     return {"role": "user", "content": content}
 
 
 def assistant(content: Any, **more: Any) -> dict[str, Any]:
-    """An assistant's message."""
     return {"role": "assistant", "content": content, **more}
 
 

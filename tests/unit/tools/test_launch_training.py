@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -26,7 +28,8 @@ from tests.processes import write_program
 from tools.launch_training import main
 from tools.launching.flag_check import refusals
 from tools.launching.models import VISION_MODELS, Kind, LaunchError, trains_qwen3_5_vl
-from tools.launching.preconditions import missing
+from tools.launching.pinned_train import pin
+from tools.launching.preconditions import TRY_TOKENIZER, missing
 from tools.launching.settings import VARIABLES, LaunchSettings, misspelt, read_settings
 from tools.launching.steps import NATIVE_SPEC, Step, compose, obstacles, run
 from tools.launching.train_arguments import custom_config, train_arguments
@@ -452,7 +455,16 @@ def test_the_trainings_exit_code_is_the_runs(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def ready(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchSettings:
+def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks that run slime's Python in a process of its own pass."""
+    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
+        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
+
+
+@pytest.fixture
+def ready(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subprocess_checks_pass: None
+) -> LaunchSettings:
     """Settings of a run of mathematics that finds everything it needs; ``ray`` and ``hf`` are never called."""
     programs, home, model = tmp_path / "bin", tmp_path / "home", tmp_path / "models" / "Qwen3-4B"
     home.mkdir()
@@ -548,9 +560,8 @@ def test_what_is_missing_is_said_with_its_remedy(
     what: str, ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil, says = MISSING[what]
-    monkeypatch.setattr("tools.launching.preconditions.TRY_BUFFER", "pass")
-    if what not in ("tokenizer", "chat template"):
-        monkeypatch.setattr("tools.launching.preconditions.TRY_TOKENIZER", "pass")
+    if what in ("tokenizer", "chat template"):
+        monkeypatch.setattr("tools.launching.preconditions.TRY_TOKENIZER", TRY_TOKENIZER)
 
     found = missing(spoil(ready))
 
@@ -574,14 +585,6 @@ def says(found: list[str], words: str) -> bool:
     return any(re.search(words, sentence) for sentence in found)
 
 
-@pytest.fixture
-def subprocess_checks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checks that run slime's Python in a process of its own pass."""
-    for name in ("TRY_BUFFER", "TRY_TOKENIZER"):
-        monkeypatch.setattr(f"tools.launching.preconditions.{name}", "pass")
-
-
-@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -598,7 +601,6 @@ def test_too_few_free_gpus_are_said_before_anything_starts(
     assert says(missing(ready), words)
 
 
-@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_ray_that_runs_must_be_named_and_a_named_one_must_run_with_enough_gpus(
     ready: LaunchSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -627,7 +629,6 @@ class BufferWithToken(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
-@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings) -> None:
     with HTTPServer(("127.0.0.1", 0), BufferWithToken) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -639,7 +640,6 @@ def test_a_buffer_elsewhere_must_answer_and_take_the_token(ready: LaunchSettings
     assert says(missing(there), "no buffer answers at http://127.0.0.1")
 
 
-@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -666,7 +666,6 @@ def test_what_the_rollout_function_refuses_is_known_before_anything_starts(tmp_p
     assert says(refusals(trainer_args(**parsed, custom_config_path=str(file))), "--log-passrate")
 
 
-@pytest.mark.usefixtures("subprocess_checks_pass")
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -690,7 +689,6 @@ def test_a_farm_that_cannot_come_up_on_this_host_is_said_before_anything_starts(
         assert not says(missing(replace(farm, **elsewhere)), words)
 
 
-@pytest.mark.usefixtures("subprocess_checks_pass")
 def test_a_model_that_this_slime_has_no_loader_for_is_refused(ready: LaunchSettings, tmp_path: Path) -> None:
     loaders = ready.slime / "slime/backends/megatron_utils/hf_to_megatron/__init__.py"
     loaders.parent.mkdir(parents=True)
@@ -896,3 +894,33 @@ def unknown_to_slime_itself(arguments: list[str]) -> set[str]:
     assert finished.returncode == 0, finished.stderr[-3000:]
     left = {word for word in json.loads(finished.stdout.splitlines()[-1]) if word.startswith("--")}
     return {word for word in left if not word.startswith("--sglang-")} - MEGATRONS_OWN - {"--train-backend"}
+
+
+class Manager:
+    """Stands for a Ray actor class: remembers the options it was created with."""
+
+    created: ClassVar[list[dict[str, Any]]] = []
+    name = "manager"
+
+    @classmethod
+    def options(cls, **options: Any) -> type[Manager]:
+        cls.created.append(options)
+        return cls
+
+
+def test_the_rollout_manager_is_pinned_and_nothing_else_of_it_changes() -> None:
+    module = SimpleNamespace(__name__="slime.ray.placement_group", RolloutManager=Manager)
+    pin(module, "here")
+    module.RolloutManager.options(num_cpus=1, num_gpus=0)
+    module.RolloutManager.options(scheduling_strategy="there")
+
+    assert Manager.created == [
+        {"num_cpus": 1, "num_gpus": 0, "scheduling_strategy": "here"},
+        {"scheduling_strategy": "there"},
+    ]
+    assert module.RolloutManager.name == "manager"
+
+
+def test_a_slime_that_creates_the_manager_elsewhere_is_refused() -> None:
+    with pytest.raises(SystemExit, match="creates no RolloutManager"):
+        pin(SimpleNamespace(__name__="slime.ray.placement_group"), "here")

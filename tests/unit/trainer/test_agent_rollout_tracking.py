@@ -63,8 +63,6 @@ class HangingSink:
 
 
 class BrokenSink:
-    """Fails at everything."""
-
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         raise OSError("no network")
 
