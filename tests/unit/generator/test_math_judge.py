@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from slime_plugins.rollout_buffer.generator.math_reward.judge import MathJudge
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.demo_tokens import tokenizer
 from tests.episode_requests import episode_of
+from tests.waiting import until
 
 # What hangs is bounded by processor time, of which a crowded machine gives little; and asyncio never comes back from a
 # start of a process that is cancelled with all else of its loop (3.11 to 3.13), as after pytest's own timeout.
@@ -86,11 +87,6 @@ def judge_pids() -> list[int]:
     return found
 
 
-async def until_ended(pids: Sequence[int]) -> None:
-    while set(pids) & set(judge_pids()):  # noqa: ASYNC110 - a process is watched
-        await asyncio.sleep(0.01)
-
-
 async def disturbed(judge: MathJudge, signal_number: int, questions: int = 80) -> list[bool]:
     """Verdicts of right answers, asked while every judge process that appears is disturbed, half a second apart."""
 
@@ -113,7 +109,7 @@ async def test_a_judge_that_is_killed_turns_no_right_answer_into_a_wrong_one(scr
     assert await scripted_judge.are_equal("1/2", "3/6")  # by a process that lives: the last kills may have left none
     (killed,) = judge_pids()[:1]
     os.kill(killed, signal.SIGKILL)
-    await until_ended([killed])
+    await until(lambda: killed not in judge_pids())
     assert await scripted_judge.are_equal("1/2", "2/4")
 
 

@@ -490,16 +490,15 @@ def lines_of(*values: object) -> str:
     return "".join(json.dumps(value) + "\n" for value in values)
 
 
-def only_id(settings: LaunchSettings) -> LaunchSettings:
-    path = settings.models / "problems.jsonl"
-    path.write_text(lines_of({"instance_id": "1", "prompt": "2 + 2?"}))
-    return replace(settings, task_data=path)
+def problems(*lines: object) -> Callable[[LaunchSettings], LaunchSettings]:
+    """The input has these lines."""
 
+    def written(settings: LaunchSettings) -> LaunchSettings:
+        path = settings.models / "problems.jsonl"
+        path.write_text(lines_of(*lines))
+        return replace(settings, task_data=path)
 
-def no_id(settings: LaunchSettings) -> LaunchSettings:
-    path = settings.models / "problems.jsonl"
-    path.write_text(lines_of({"instance_id": "1", "prompt": "?", "label": "1"}, {"prompt": "2 + 2?", "label": "4"}))
-    return replace(settings, task_data=path)
+    return written
 
 
 def half_of_the_weights(settings: LaunchSettings) -> LaunchSettings:
@@ -522,12 +521,6 @@ def no_model(settings: LaunchSettings) -> LaunchSettings:
     return settings
 
 
-def empty_input(settings: LaunchSettings) -> LaunchSettings:
-    path = settings.models / "empty.jsonl"
-    path.write_text("")
-    return replace(settings, task_data=path)
-
-
 def half_converted(settings: LaunchSettings) -> LaunchSettings:
     Path(f"{settings.model_path}_torch_dist").mkdir()
     return replace(settings, backend="megatron")
@@ -535,9 +528,12 @@ def half_converted(settings: LaunchSettings) -> LaunchSettings:
 
 MISSING: dict[str, tuple[Callable[[LaunchSettings], LaunchSettings], str]] = {
     "input": (lambda settings: replace(settings, task_data=Path("/nowhere.jsonl")), "SLIME_SCRIPT_TASK_DATA"),
-    "lines": (empty_input, "holds no line"),
-    "ids": (no_id, "problems.jsonl line 2 has no instance_id: python .*assign_instance_id.py --input_path .*problems"),
-    "labels": (only_id, "line 1 has no label"),
+    "lines": (problems(), "holds no line"),
+    "ids": (
+        problems({"instance_id": "1", "prompt": "?", "label": "1"}, {"prompt": "2 + 2?", "label": "4"}),
+        "problems.jsonl line 2 has no instance_id: python .*assign_instance_id.py --input_path .*problems",
+    ),
+    "labels": (problems({"instance_id": "1", "prompt": "2 + 2?"}), "line 1 has no label"),
     "tokenizer": (without("tokenizer.json"), r"the tokenizer in .* cannot be used .*fetch it with: hf download Qwen"),
     "chat template": (without("chat_template.jinja"), "it has no chat template"),
     "config": (without("config.json"), "is no model: it has no config.json; fetch it with"),

@@ -193,17 +193,13 @@ NO_ENGINE = {
 }
 
 
-def explains(buffer: LoopbackBuffer, *explanations: dict[str, str]) -> None:
-    replies = [ScriptedReply(body=json.dumps({"explanation": [one, {}]}).encode()) for one in explanations]
-    buffer.script("/jobs/mine/explanation", *replies)
-
-
 def test_a_wait_is_noted_in_the_buffers_own_sentence(
     buffer: LoopbackBuffer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_feed, "LOG_INTERVAL_S", 0.0)
     buffer.empty_polls = 2
-    explains(buffer, NO_ENGINE)
+    explained = ScriptedReply(body=json.dumps({"explanation": [NO_ENGINE, {}]}).encode())
+    buffer.script("/jobs/mine/explanation", explained)
     with caplog.at_level(logging.INFO, logger=job_feed.__name__):
         trainer_of(buffer, rollout_buffer_job_id="mine").train(1)
 
