@@ -40,27 +40,12 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 PLAIN = st.sampled_from(
     ["go on", "again", "more <b>text</b>", "你好", " spaced ", "0123456789 the last words of a turn 9876543210"]
 )
+MORE_MOVES = ("tools", "tool", "image", "two")
 REWRITES = ("reminder", "ids", "arguments", "order", "merge", "reasoning", "empty")
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(
-            [
-                "on",
-                "on",
-                "on",
-                "again",
-                "back",
-                "edit",
-                "drop",
-                "space",
-                "name",
-                "name",
-                "tools",
-                "tool",
-                "image",
-                "two",
-                *REWRITES,
-            ]
+            ["on", "on", "on", "again", "back", "edit", "drop", "space", "name", "name", *MORE_MOVES, *REWRITES]
         ),
         st.integers(0, 2**16),
         PLAIN,

@@ -389,16 +389,8 @@ def test_a_token_that_headers_cannot_carry_is_refused_at_the_start(tmp_path: Pat
 @pytest.mark.parametrize(
     "piece",
     [
-        "<tool_call>",
-        "<tool_call><function=a><parameter=b>",
-        "<think>",
-        "://:",
-        '\\"',
-        "\\boxed{",
-        "1/",
-        "((",
-        "a ",
-        "\n",
+        *("<tool_call>", "<tool_call><function=a><parameter=b>", "<think>"),
+        *("://:", '\\"', "\\boxed{", "1/", "((", "a ", "\n"),
     ],
 )
 def test_a_text_of_400_kb_that_closes_nothing_is_read_in_seconds(piece: str) -> None:

@@ -56,14 +56,9 @@ def test_the_trainers_own_payload_starts_a_job(client: FlaskClient, math_file: P
     assert reply["message"] == "Rollout started"
     assert reply["groups"] == 12
     job = client.get(f"/jobs/{reply['job_id']}").get_json()
-    assert job["slots"] == {
+    assert {state: count for state, count in job["slots"].items() if count} == {
         "submitted": 96,
         "open": 88,
-        "ready": 0,
-        "leased": 0,
-        "delivered": 0,
-        "filtered": 0,
-        "failed": 0,
         "skipped": 8,
     }
 
@@ -116,87 +111,65 @@ def test_options_that_a_generator_declares_are_taken(client: FlaskClient, math_f
     assert post(client, "/start_rollout", declared)[0] == 200
 
 
-WRONG_PAYLOADS: list[tuple[dict[str, Any], int, str]] = [
-    ({"task_type": "mth"}, 404, "known: external, math, remote_rollout, strict; did you mean math?"),
-    ({"task_type": "unheard_of"}, 404, "no generator has task_type 'unheard_of'; known: external, math"),
-    ({"task_type": None}, 400, "task_type"),
-    ({"task_type": ["math"]}, 400, "task_type"),
-    ({"input_file": None}, 400, "input_file is missing"),
+UNKNOWN_TASK_TYPES = [
+    ({"task_type": "mth"}, "known: external, math, remote_rollout, strict; did you mean math?"),
+    ({"task_type": "unheard_of"}, "no generator has task_type 'unheard_of'; known: external, math"),
+]
+WRONG_VALUES: dict[str, list[Any]] = {
+    "task_type": [None, ["math"]],
+    "input_file": ["x\x00y", "a" * 4000, 7],
+    "num_epoch": ["three", 0, 1.5, True],
+    "num_process": [-1, None, "automatic"],
+    "num_repeat_per_sample": ["0", 10**30],
+    "max_tokens": ["many"],
+    "remote_engine_url": ["engine:3000", "file:///etc/passwd", "http://host:notaport"],
+    "sampling_params": ["hot"],
+    "skip_instance_ids": ["m1", [{}]],
+    "job_id": ["", "x" * 300, "a\nb"],
+    "group_timeout_seconds": [0],
+    "min_valid_item_size_ratio": [1.5],
+    "reward_range": [[1, 0]],
+    "padding": ["zeros"],
+}
+STRICT = {"task_type": "strict", "place": "a"}
+STATELM_IN_VERL = {"rollout": {"multi_turn": {"statelm_enable": False, "max_turns": 3}}}
+WRONG_PAYLOADS: list[tuple[dict[str, Any], str]] = [
+    *(({key: value}, key) for key, values in WRONG_VALUES.items() for value in values),
+    ({"input_file": None}, "input_file is missing"),
+    ({"input_file": "/etc/passwd"}, "start serve with --data-root /etc, or"),
+    ({"input_file": "../../etc/passwd"}, "outside the data roots"),
+    ({"input_file": "no_such.jsonl"}, "is not a file the buffer host can see"),
+    ({"num_process": "auto", "num_process_min": 9, "num_process_max": 8}, "num_process_min"),
+    ({"remote_engine_url": None}, "engine_url (remote_engine_url) is missing"),
+    ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
+    ({"sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
+    ({"tokenizer_path": "/no/such/folder"}, "tokenizer_path /no/such/folder is not a folder"),
     (
         {"task_type": "remote_rollout", "tokenizer_path": None},
-        400,
         "tokenizer_path is missing: task_type remote_rollout needs the folder of",
     ),
-    ({"task_type": "remote_rollout"}, 400, "remote_rollout_url is missing: task_type remote_rollout needs the address"),
+    ({"task_type": "remote_rollout"}, "remote_rollout_url is missing: task_type remote_rollout needs the address"),
+    ({**STRICT, "max_turn": 3}, "max_turn is not known to task_type strict: did you mean max_turns?"),
+    ({**STRICT, "zebra": 3}, "zebra is not known to task_type strict: it takes max_turns, place"),
+    ({**STRICT, "statelm": {"max_turn": 3}}, "statelm.max_turn is not known; did you mean statelm.max_turns?"),
     (
-        {"task_type": "strict", "place": "a", "max_turn": 3},
-        400,
-        "max_turn is not known to task_type strict: did you mean max_turns?",
-    ),
-    (
-        {"task_type": "strict", "place": "a", "zebra": 3},
-        400,
-        "zebra is not known to task_type strict: it takes max_turns, place",
-    ),
-    (
-        {"task_type": "strict", "place": "a", "statelm": {"max_turn": 3}},
-        400,
-        "statelm.max_turn is not known; did you mean statelm.max_turns?",
-    ),
-    (
-        {
-            "task_type": "strict",
-            "place": "a",
-            "actor_rollout_ref": {"rollout": {"multi_turn": {"statelm_enable": False, "max_turns": 3}}},
-        },
-        400,
+        {**STRICT, "actor_rollout_ref": STATELM_IN_VERL},
         "multi_turn.statelm_enable is not known; did you mean actor_rollout_ref.rollout.multi_turn.statelm_enabled?",
     ),
-    ({"input_file": "/etc/passwd"}, 400, "start serve with --data-root /etc, or"),
-    ({"input_file": "../../etc/passwd"}, 400, "outside the data roots"),
-    ({"input_file": "no_such.jsonl"}, 400, "is not a file the buffer host can see"),
-    ({"input_file": "x\x00y"}, 400, "input_file"),
-    ({"input_file": "a" * 4000}, 400, "input_file"),
-    ({"input_file": 7}, 400, "input_file"),
-    ({"num_epoch": "three"}, 400, "num_epoch"),
-    ({"num_epoch": 0}, 400, "num_epoch"),
-    ({"num_epoch": 1.5}, 400, "num_epoch"),
-    ({"num_epoch": True}, 400, "num_epoch"),
-    ({"num_process": -1}, 400, "num_process"),
-    ({"num_process": None}, 400, "num_process"),
-    ({"num_process": "automatic"}, 400, "num_process"),
-    ({"num_process": "auto", "num_process_min": 9, "num_process_max": 8}, 400, "num_process_min"),
-    ({"num_repeat_per_sample": "0"}, 400, "num_repeat_per_sample"),
-    ({"num_repeat_per_sample": 10**30}, 400, "num_repeat_per_sample"),
-    ({"max_tokens": "many"}, 400, "max_tokens"),
-    ({"remote_engine_url": None}, 400, "engine_url (remote_engine_url) is missing"),
-    ({"remote_engine_url": "engine:3000"}, 400, "remote_engine_url"),
-    ({"remote_engine_url": "file:///etc/passwd"}, 400, "remote_engine_url"),
-    ({"remote_engine_url": "http://host:notaport"}, 400, "remote_engine_url"),
-    ({"sampling_params": {"temperature": -1}}, 400, "sampling_params.temperature"),
-    ({"sampling_params": {"top_p": 2}}, 400, "sampling_params.top_p"),
-    ({"sampling_params": "hot"}, 400, "sampling_params"),
-    ({"tokenizer_path": "/no/such/folder"}, 400, "tokenizer_path /no/such/folder is not a folder"),
-    ({"skip_instance_ids": "m1"}, 400, "skip_instance_ids"),
-    ({"skip_instance_ids": [{}]}, 400, "skip_instance_ids"),
-    ({"job_id": ""}, 400, "job_id"),
-    ({"job_id": "x" * 300}, 400, "job_id"),
-    ({"job_id": "a\nb"}, 400, "job_id"),
-    ({"group_timeout_seconds": 0}, 400, "group_timeout_seconds"),
-    ({"min_valid_item_size_ratio": 1.5}, 400, "min_valid_item_size_ratio"),
-    ({"reward_range": [1, 0]}, 400, "reward_range"),
-    ({"padding": "zeros"}, 400, "padding"),
-    ({"instances": [{"instance_id": "a"}]}, 400, "not both"),
-    ({"input_file": None, "instances": []}, 400, "instances"),
-    ({"input_file": None, "instances": [{"prompt": 1}]}, 400, "instances, line 1: instance_id is missing"),
-    ({"input_file": None, "instances": [{"instance_id": "a"}, {"instance_id": "a"}]}, 400, "is already on line 1"),
-    ({"input_file": None, "instances": ["a"]}, 400, "instances"),
+    ({"instances": [{"instance_id": "a"}]}, "not both"),
+    ({"input_file": None, "instances": []}, "instances"),
+    ({"input_file": None, "instances": ["a"]}, "instances"),
+    ({"input_file": None, "instances": [{"prompt": 1}]}, "instances, line 1: instance_id is missing"),
+    ({"input_file": None, "instances": [{"instance_id": "a"}, {"instance_id": "a"}]}, "is already on line 1"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "status", "sentence"), WRONG_PAYLOADS)
+@pytest.mark.parametrize(
+    ("changes", "sentence", "status"),
+    [(*row, 400) for row in WRONG_PAYLOADS] + [(*row, 404) for row in UNKNOWN_TASK_TYPES],
+)
 def test_a_wrong_payload_gets_a_sentence_and_starts_nothing(
-    client: FlaskClient, math_file: Path, changes: dict[str, Any], status: int, sentence: str
+    client: FlaskClient, math_file: Path, changes: dict[str, Any], sentence: str, status: int
 ) -> None:
     got, reply = post(client, "/start_rollout", {**seed_payload(math_file), **changes})
     assert (got, sentence in reply["error"]["message"]) == (status, True), reply
