@@ -267,8 +267,8 @@ class Gateway:
         async with session.closing:
             if (ended := await self.registry.refresh(session)) is not None:
                 return _abandoned_before(ended)
-            await self.registry.end_without_reward(session, ABANDONED, f"was abandoned: {reason}", given_up=False)
-        return {"session_id": session_id, "status": AttemptState.FAILED}
+            state = await self.registry.end_without_reward(session, ABANDONED, f"was abandoned: {reason}")
+        return {"session_id": session_id, "status": state}
 
     def describe(self, session: Session) -> dict[str, Any]:
         """Returns the state of an open session."""

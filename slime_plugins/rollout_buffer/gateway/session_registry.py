@@ -31,7 +31,7 @@ from slime_plugins.rollout_buffer.recording.turns import Recording, Turn
 from slime_plugins.rollout_buffer.rules.heartbeats import GATEWAY
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession
-from slime_plugins.rollout_buffer.types import Image, StopReason
+from slime_plugins.rollout_buffer.types import AttemptState, Image, StopReason
 
 RECONCILE_INTERVAL_S = 1.0
 MAX_TOUCH_INTERVAL_S = 5.0
@@ -251,7 +251,7 @@ class SessionRegistry:
     async def _end_due(self, session_id: str, stored: OpenSession, now: float) -> None:
         session, expiry = await self.find(session_id), self._expiry(session_id, stored, now)
         if isinstance(session, Session) and expiry and stored.takes_turns:
-            await self.end_without_reward(session, EXPIRED, f"has expired: {expiry}", given_up=False)
+            await self.end_without_reward(session, EXPIRED, f"has expired: {expiry}")
         elif isinstance(session, Session) and expiry:
             await self.end(session)
 
@@ -283,8 +283,10 @@ class SessionRegistry:
             for session in due:
                 session.was_used, session.touched_at = False, touched_at
 
-    async def end_without_reward(self, session: Session, code: str, why: str, *, given_up: bool) -> None:
-        """Ends a session without a reward and opens its slot again.
+    async def end_without_reward(
+        self, session: Session, code: str, why: str, *, given_up: bool = False
+    ) -> AttemptState:
+        """Ends a session without a reward and opens its slot again; returns the state of its attempt.
 
         With ``given_up`` the buffer has stopped the attempt, which then does not count towards ``max_attempts``. Nor
         does it if its latest turn failed because the engine was away.
@@ -296,14 +298,15 @@ class SessionRegistry:
             with contextlib.suppress(RolloutBufferError):  # without its turns, only the transcript is missing
                 async with session.writing:
                     await self.read_new(session)
+        given_up = given_up or (session.refusal is not None and session.refusal.away)
         try:
             transcript = session.view.messages
-            given_up = given_up or (session.refusal is not None and session.refusal.away)
             failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
             await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
             await self.stored(self.claims.close_if_full, session.claim.group)
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=log_fields(session))
+        return AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
 
 
 def gone(ended: EndedClaim) -> GoneError:

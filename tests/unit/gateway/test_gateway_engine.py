@@ -220,6 +220,6 @@ async def test_a_session_that_ends_because_its_engine_is_away_does_not_count_tow
             age_sessions(gateway, 61)
             await gateway.gateway.reconcile()
         else:
-            await gateway.abandon(opened)
+            assert (await gateway.abandon(opened)).body == (await gateway.abandon(opened)).body
         await gateway.abandon(await gateway.open(job))
         assert slot_counts(gateway.buffer, job)["failed"] == 1
