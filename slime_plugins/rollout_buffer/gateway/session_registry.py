@@ -283,9 +283,7 @@ class SessionRegistry:
             for session in due:
                 session.was_used, session.touched_at = False, touched_at
 
-    async def end_without_reward(
-        self, session: Session, code: str, why: str, *, given_up: bool = False
-    ) -> AttemptState:
+    async def end_without_reward(self, session: Session, code: str, why: str, given_up: bool = False) -> AttemptState:
         """Ends a session without a reward and opens its slot again; returns the state of its attempt.
 
         With ``given_up`` the buffer has stopped the attempt, which then does not count towards ``max_attempts``. Nor
