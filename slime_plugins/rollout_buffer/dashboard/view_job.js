@@ -151,6 +151,9 @@ function whereLost(job) {
   ];
 }
 
+/** A job's id as a shell takes it. */
+const quoted = (id) => (/^[\w@%+=:,./-]+$/.test(id) ? id : `'${id.replaceAll("'", `'"'"'`)}'`);
+
 /** The newest attempts that failed, each folded: its traceback, and where its runner logs. */
 function failuresOf({ job_id, attempts, log }) {
   if (!attempts.length) return [];
@@ -165,7 +168,7 @@ function failuresOf({ job_id, attempts, log }) {
     section(
       "Newest failed attempts",
       attempts.map(fold),
-      h("p", { class: "muted" }, h("code", null, `rollout-buffer attempts ${job_id}`), " lists all of them with their messages.", log && [" The runner's log: ", h("code", null, log)]),
+      h("p", { class: "muted" }, h("code", null, `rollout-buffer attempts ${quoted(job_id)}`), " lists all of them with their messages.", log && [" The runner's log: ", h("code", null, log)]),
     ),
   ];
 }
@@ -220,7 +223,7 @@ function mismatchOf(body) {
   ];
 }
 
-const DEVICE_PILLS = { ready: "delivered", leased: "ready", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
+const DEVICE_PILLS = { ready: "delivered", leased: "ready", preparing: "leased", booting: "leased", checking: "leased", recycling: "leased", quarantined: "failed" };
 
 /** The devices as the job's runner last reported them; an ended job has given them back since. */
 function farmOf(report, over) {
