@@ -138,17 +138,17 @@ def _halted(job: JobSnapshot) -> Iterator[Explanation]:
         yield _paused(job)
     elif not job.count(GroupState.OPEN):
         yield from _nothing_open(job)
-    elif not job.has_runner:
-        is_written = job.running_attempts or _recent(job.trajectory_age_s)
-        if not is_written and job.engine.code is EngineTrouble.NONE:
-            yield _external_waits(job)
+    elif not job.has_runner and (job.running_attempts or _recent(job.trajectory_age_s)):
+        return
     elif (limit := _limit_reached(job)) is not None:
         yield Explanation(
             code="backpressure",
             severity=Severity.WAIT,
-            message=f"No new group begins: {limit}.",
+            message=f"{'No new group begins' if job.has_runner else 'The gateway begins no new group'}: {limit}.",
             advice=_poll_advice(job),
         )
+    elif not job.has_runner and job.engine.code is EngineTrouble.NONE:
+        yield _external_waits(job)
 
 
 def _paused(job: JobSnapshot) -> Explanation:

@@ -79,7 +79,7 @@ class JobSnapshot:
     """Groups that were dropped because their weights were too old."""
     max_weight_version_lag: int | None = None
     lag_reached: bool = False
-    """No group may begin, because it would exceed ``max_weight_version_lag`` when it is trained."""
+    """The runner may begin no group, because it would exceed ``max_weight_version_lag`` when it is trained."""
     gives_up_slow_members: bool = False
     """The job has a runner, and ``group_timeout_seconds`` is set."""
     slow_loss: SlowLoss | None = None
@@ -153,7 +153,7 @@ def take_snapshot(
         recent_failures=failures,
         last_failure=last_failure,
         all_failed=_all_failed(connection, job.key),
-        lag_reached=admission is not None and admission.room == 0,
+        lag_reached=not job.takes_items and admission is not None and admission.room == 0,
         trainer_waits_s=_age(now, job.waiting_since),
         disk_free_bytes=shutil.disk_usage(data_dir).free,
         devices=_devices(connection, job.key, now),

@@ -87,6 +87,12 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "No new group begins: it would be trained with a lag of more than 1 weight versions.",
     ),
     ({"lag_reached": True, "max_weight_version_lag": 1}, "moving", "8 episodes are being played"),
+    (
+        {"has_runner": False, "max_groups_ready": 2, "running_attempts": 0, "trajectory_age_s": 700.0},
+        "backpressure",
+        "The gateway begins no new group: 2 groups wait for the trainer, and max_groups_ready is 2.",
+    ),
+    ({"has_runner": False, "max_groups_ready": 2, "running_attempts": 0}, "moving", "the last item was written 3 s"),
     ({"groups": {"open": 0, "ready": 1}}, "all_played", "1 group waits to be fetched"),
     (
         {"has_runner": False, "trajectory_age_s": None, "running_attempts": 0},

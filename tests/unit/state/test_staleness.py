@@ -83,6 +83,8 @@ def test_a_job_whose_groups_wait_for_newer_weights_says_so(played: Played) -> No
     with played.buffer.store.read() as connection:
         groups = {"open": 30, "ready": 4}
         snapshot = take_snapshot(connection, job, groups, played.clock(), played.buffer.store.data_dir)
+        written = replace(job, takes_items=True, settings=replace(job.settings, staleness_policy="admit"))
+        assert not take_snapshot(connection, written, {}, played.clock(), played.buffer.store.data_dir).lag_reached
     assert [one.code for one in explain_job(replace(snapshot, supervisor_age_s=1.0))] == ["backpressure"]
 
 
