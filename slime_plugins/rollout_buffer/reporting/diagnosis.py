@@ -431,10 +431,9 @@ def _troubles(job: JobSnapshot) -> Iterator[Explanation]:
     if job.state is not JobState.RUNNING or not job.count(GroupState.OPEN):
         return
     yield from _engine_trouble(job)
-    if not job.has_runner:
-        return
-    yield from _device_trouble(job)
-    yield from _failures(job)
+    if job.has_runner:
+        yield from _device_trouble(job)
+        yield from _failures(job)
     if job.disk_free_bytes is not None and job.disk_free_bytes < LITTLE_DISK_BYTES:
         yield Explanation(
             code="disk",

@@ -121,6 +121,7 @@ SITUATIONS: list[tuple[dict[str, Any], str, str]] = [
         "The engine at http://e cannot be reached for 20 s, 8 of 8 episodes wait for it",
     ),
     ({"engine": EngineReport(code=EngineTrouble.UPDATING)}, "weights", "updating its weights"),
+    ({"has_runner": False, "disk_free_bytes": 10**9}, "disk", "Only 1.0 GB are free on the disk"),
     ({"devices": {"total": 4, "broken": 4}}, "no_device", "No device can be used: 0 are starting, 4 are broken"),
     ({"devices": {"total": 4, "starting": 4}}, "no_device", "4 are starting"),
     ({"devices": {"total": 0}}, "no_device", "the pool has none"),
