@@ -274,8 +274,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
     job_rows.update_job(connection, job.key, **changes)
     if job.state is JobState.FAILED:
         _reopen_groups(connection, now, job.key, settings, group_rows.failed_groups(connection, job.key))
-    if payload.is_trainers or job.trainer_identity is None:  # without skip lists, trainers and writers look alike
-        job_rows.begin_trainer_run(connection, job.key, now)
+    job_rows.begin_trainer_run(connection, job.key, now)
     if payload.skip_instance_ids is not None:
         _apply_skip_list(connection, now, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and job.state is not JobState.CANCELLED:

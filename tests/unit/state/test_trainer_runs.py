@@ -82,15 +82,6 @@ def test_an_attempt_that_began_before_the_trainer_resumed_belongs_to_the_run_bef
     assert buffer.job("j").weight_version is None
 
 
-def test_a_start_without_a_skip_list_begins_no_run_of_a_job_whose_trainer_sends_one(buffer: Buffer) -> None:
-    job = start(buffer, skip_instance_ids=[])
-    write_group(buffer, job, "a", 3)
-    start(buffer)
-    assert (buffer.job("j").trainer_run, buffer.job("j").weight_version) == (1, 3)
-    start(buffer, skip_instance_ids=[])
-    assert (buffer.job("j").trainer_run, buffer.job("j").weight_version) == (2, None)
-
-
 def test_a_poll_with_a_timestamp_as_version_counts_alone(buffer: Buffer) -> None:
     job = start(buffer)
     write_group(buffer, job, "a", 3)
