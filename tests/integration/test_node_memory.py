@@ -25,7 +25,8 @@ _WITH_MOUNTS_OF_ITS_OWN = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
 _MAY_UNSHARE = (
     shutil.which("unshare") and not subprocess.run([*_WITH_MOUNTS_OF_ITS_OWN, "true"], check=False).returncode
 )
-_IN_USE_AT_FIRST, _GROWTH_PER_S = 0.85, 0.01
+_IN_USE_AT_FIRST, _GROWTH_PER_S = 0.85, 0.005
+"""Two emulators reach the limit in ten seconds, and one of them alone stays below Ray's for as long again."""
 
 pytestmark = [
     *ON_RAY,
@@ -91,8 +92,13 @@ async def test_a_device_is_given_up_before_ray_ends_manager_and_workers(cluster_
         ray = importlib.import_module("ray")
         manager = ray.get_actor(MANAGER_NAME, namespace=NAMESPACE)
         before = await manager.__ray_call__.remote(lambda _: os.getpid())
+        # Each device has an emulator: whichever is given up frees memory.
+        episodes = [asyncio.create_task(episode(pool)) for _ in range(2)]
+        await asyncio.wait(episodes, return_when=asyncio.FIRST_COMPLETED)
         with pytest.raises(DeviceError, match=r"the node's memory is \d+% in use"):
-            await episode(pool)
+            next(one for one in episodes if one.done()).result()
+        for one_episode in episodes:
+            one_episode.cancel()
         assert await manager.__ray_call__.remote(lambda _: os.getpid()) == before
         async with await pool.acquire() as one:
             assert one.device_id in ("device-0", "device-1")
