@@ -108,12 +108,14 @@ class _Needle:
 
     def first_in(self, body: bytes) -> FoundText | None:
         """Returns the first match in a payload's messages and the number of matching texts; None without a match."""
-        lowered = body.lower()
-        if self._cuts and not any(_occurs(before, lowered) and _occurs(after, lowered) for before, after in self._cuts):
+        if self._cuts and not self._may_occur_in(body.lower()):
             return None  # most payloads need not be parsed
         payload = orjson.loads(body)
         texts = [each for each in message_texts(payload) if self._text in each.text.lower()]
         return self._describe(texts[0], len(texts)) if isinstance(payload, Mapping) and texts else None
+
+    def _may_occur_in(self, lowered: bytes) -> bool:
+        return any(_occurs(before, lowered) and _occurs(after, lowered) for before, after in self._cuts)
 
     def _describe(self, hit: MessageText, places: int) -> FoundText:
         start = hit.text.lower().find(self._text)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from slime_plugins.rollout_buffer.buffer import Buffer
@@ -153,8 +154,8 @@ class JobRunner:
 
     async def _keep_concurrency(self, state: ConcurrencyState, load: EngineLoad | None) -> None:
         waiting = None if load is None else load.waiting
-        values: dict[str, Any] = {"limit": state.limit, "reason": state.reason.value, "waiting": waiting}
-        await self._job.stored(lambda: store_concurrency(self._job.buffer.store, self._job.key, os.getpid(), **values))
+        keep = partial(store_concurrency, limit=state.limit, reason=state.reason.value, waiting=waiting)
+        await self._job.stored(keep, self._job.buffer.store, self._job.key, os.getpid())
 
     async def _keep_device_report(self, report: Mapping[str, Any]) -> None:
         await self._job.stored(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), report))

@@ -1,9 +1,8 @@
 """Android World episodes in slime's own rollout, without the buffer: ``--custom-generate-function-path``.
 
 slime calls ``generate_incremental`` or ``generate_history``, as the option names it, for each member of a group, on
-one event loop. Episodes are
-played by ``AndroidWorldGenerator`` with its pool, budgets and rewards. This file converts slime's arguments into a
-job's options, and trajectories into Samples like those of an agent rollout.
+one event loop. Episodes are played by ``AndroidWorldGenerator`` with its pool, budgets and rewards. This file converts
+slime's arguments into a job's options, and trajectories into Samples like those of an agent rollout.
 
 Features of the buffer are missing: retries by other workers, replay after a crash, complete groups. An episode whose
 attempts all failed becomes a Sample that is not trained, with the last error in its metadata.
