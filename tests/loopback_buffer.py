@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from rollout_buffer_lab.mock_trainer import trainer_args
 from slime.rollout import agent_rollout
 
 PROBE_GROUPS = 2
@@ -153,6 +152,9 @@ class LoopbackBuffer:
 
     def trainer_args(self, **changes: Any) -> Any:
         """The arguments of a slime that trains two groups of two from here."""
+        # Imported here: programs that run in slime's Python, without the lab, import this file.
+        from rollout_buffer_lab.mock_trainer import trainer_args
+
         values: dict[str, Any] = {
             "rollout_buffer_url": self.url,
             "prompt_data": "tasks.jsonl",
