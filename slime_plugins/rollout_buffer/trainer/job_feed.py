@@ -344,7 +344,7 @@ class JobFeed:
         for delivery_id in late or ():
             logger.warning(
                 "delivery %s of job %s was acknowledged after its lease had expired and its groups had gone to another "
-                "consumer: they are not trained here (rollout_buffer_lease_s is %g s)",
+                "consumer, which trains them (rollout_buffer_lease_s is %g s)",
                 delivery_id, self.job_id, self._settings.lease_s,
             )  # fmt: skip
             self.lost[delivery_id] = self._to_acknowledge.get(delivery_id, frozenset())

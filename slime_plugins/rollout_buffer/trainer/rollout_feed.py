@@ -157,7 +157,7 @@ class RolloutFeed:
         """Acknowledges a batch; call it after ``batch.consumed`` is in a checkpoint.
 
         Returns the ``group_index`` of the groups whose lease had expired and which another consumer received, which
-        trains them.
+        trains them too. If they come back, they are acknowledged and not returned again.
         """
         return self._loop.run(self._ack(batch))
 
@@ -225,8 +225,11 @@ class RolloutFeed:
             items = () if new is None else new.items
             groups = await self._converter.groups(items, trainer_version=weight_version)
             feed.mark_taken(delivery)  # not before: after an error the next poll gets the same delivery
+            trained = (delivery.group_numbers & self._progress.seen_groups) - self._delivery_of.keys()
             self._progress.remember(delivery)
-            if delivery.delivery_id is not None:  # a redelivered group is acknowledged by its newest delivery
+            if delivery.delivery_id is not None and trained and trained == delivery.group_numbers:
+                feed.acknowledge_later({delivery.delivery_id: trained})  # its first acknowledgement came too late
+            elif delivery.delivery_id is not None:  # a redelivered group is acknowledged by its newest delivery
                 self._delivery_of.update(dict.fromkeys(delivery.group_numbers, delivery.delivery_id))
             if new is not None:
                 batch.add(new, groups)

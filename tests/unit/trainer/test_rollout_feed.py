@@ -205,6 +205,25 @@ def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer, feed: R
     assert states(buffer) == ["delivered"] * 5
 
 
+def test_a_trained_group_that_another_consumer_did_not_acknowledge_is_acknowledged_when_it_comes_back(
+    buffer: LoopbackBuffer, feed: RolloutFeed
+) -> None:
+    first = feed.next_batch(2)
+    groups = buffer.only_job().groups[:2]
+    for group in groups:
+        group.delivery_id = "of another consumer"
+    lost = feed.ack(first)
+    for group in groups:
+        group.state = "ready"  # its lease has ended too
+    buffer.most_groups_of_a_poll = 1
+    second = feed.next_batch(3)
+    feed.ack(second)
+
+    assert lost == {1, 2}
+    assert [group.instance_id for group in second] == ["task-2", "task-3", "task-4"]
+    assert states(buffer) == ["delivered"] * 5
+
+
 def test_a_group_without_any_row_is_consumed_and_left_out(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
     spoil(buffer, "task-1")
     batch = feed.next_batch(2)
