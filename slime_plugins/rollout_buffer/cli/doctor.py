@@ -19,6 +19,7 @@ import requests
 
 from slime_plugins.rollout_buffer.cli.host_checks import Finding, HostPlan, State, checked, examine_host, free_space
 from slime_plugins.rollout_buffer.credentials import redacted
+from slime_plugins.rollout_buffer.devices.ray_cluster.pool import run_probe
 from slime_plugins.rollout_buffer.devices.settings import PoolKind
 from slime_plugins.rollout_buffer.engine.factory import make_engine
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
@@ -173,14 +174,11 @@ def _ray(examination: Examination) -> list[Finding]:
 
 
 def _ray_cluster(examination: Examination) -> list[Finding]:
-    """Joins the cluster in a separate process, since Ray waits long for an unreachable one."""
+    """Joins the cluster."""
     if examination.ray_address is None:
         return []
-    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe"]
     try:
-        answer = subprocess.run(
-            [*command, examination.ray_address], capture_output=True, text=True, timeout=_CLUSTER_TIMEOUT_S, check=False
-        )
+        answer = run_probe(examination.ray_address, _CLUSTER_TIMEOUT_S)
         passed, output = answer.returncode == 0, answer.stdout if answer.returncode == 0 else answer.stderr
     except subprocess.TimeoutExpired:
         passed, output = False, f"no answer within {_CLUSTER_TIMEOUT_S:.0f} s"

@@ -80,6 +80,17 @@ def test_a_head_that_is_away_is_found_out_at_once() -> None:
         try_cluster(f"127.0.0.1:{free_port()}")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+@pytest.mark.timeout(30)
+async def test_auto_does_not_wait_for_the_head_of_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would wait for minutes, and the runner could not be stopped."""
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.setattr(device_pool, "_PROBE_TIMEOUT_S", 2.0)
+    settings = DevicePoolSettings.model_validate({"kind": ADDRESS, "boot_timeout_s": 0.1})
+    with pytest.raises(DeviceError, match="the Ray cluster at auto did not answer in 2 s"):
+        await RayDevicePool(settings, ray_address="auto", owner="job").start()
+
+
 async def test_a_pool_that_has_not_joined_its_cluster_says_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = DevicePoolSettings.model_validate({"kind": ADDRESS})
     pool = RayDevicePool(settings, ray_address="10.0.0.1:6379", owner="job")

@@ -20,6 +20,8 @@ import importlib
 import logging
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -51,6 +53,8 @@ _WATCH_GROUP = "watch"
 _CALL_TIMEOUT_S = 60.0
 _HEAD_TIMEOUT_S = 5.0
 """Time limit of the connection that shows whether the cluster's head is there."""
+_PROBE_TIMEOUT_S = 60.0
+"""Time limit of the process that shows whether the head that ``auto`` names is there."""
 _JOIN_TIMEOUT_S = 15.0
 """Time after which a pool that has not joined the cluster is reported as unreachable."""
 _NODES_JOIN_S = 60.0
@@ -130,6 +134,8 @@ class _RemoteDeviceManager:
         ray = _import_ray()
         with _ray_errors(ray, self._ray_address):
             if not ray.is_initialized():
+                if self._ray_address == "auto":  # which may name a head that is gone
+                    run_probe("auto", _PROBE_TIMEOUT_S)
                 _join_cluster(ray, self._ray_address)
                 self._connected_here = True
             try:
@@ -208,6 +214,17 @@ def try_cluster(address: str) -> None:
         ray.shutdown()
 
 
+def run_probe(address: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Runs ``probe``. ``ray.init`` waits up to 20 minutes for a head that is gone; only a process can be ended before.
+
+    Raises:
+        subprocess.TimeoutExpired: the head does not answer.
+    """
+    command = [sys.executable, "-m", "slime_plugins.rollout_buffer.devices.ray_cluster.probe", address]
+    environment = os.environ | {"PYTHONPATH": _python_path()}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReply:
     """A node's answer: ``result``, or ``problem`` if the node gave no result."""
@@ -265,6 +282,9 @@ def _ray_errors(ray: Any, address: str) -> Iterator[None]:
     """Converts Ray's errors into this project's."""
     try:
         yield
+    except subprocess.TimeoutExpired as expired:
+        why = f"the Ray cluster at {address} did not answer in {expired.timeout:g} s; give the HOST:PORT of its head"
+        raise device_died(why) from expired
     except (ray.exceptions.RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
         refusal = version_refusal(str(error), own_versions(), address)
         raise refusal or device_died(f"the Ray cluster at {address} cannot be used: {error}") from error
