@@ -164,6 +164,7 @@ def play(folder: Path, devices: int, tasks: list[str], faults: tuple[str, ...]) 
         finally:
             buffer.stop()
     wait_until(lambda: not of_this_farm(folder), 120, "the end of everything that was started")
+    assert not list((folder / "records").glob("[0-9]*"))
     return job
 
 

@@ -41,7 +41,7 @@ _SET_CHILD_SUBREAPER = 36
 _START_TIMEOUT_S = 120.0
 _START_ATTEMPTS = 3
 """Attempts to start Ray, which gives up if its parts take more than 30 s to find each other, as on a busy host."""
-_GRACE_S = 3.0
+_GRACE_S = 6.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"

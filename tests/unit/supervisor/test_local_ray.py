@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 LOCAL_RAY = "slime_plugins.rollout_buffer.supervisor.local_ray"
 ROOT = Path(__file__).resolve().parents[4]
 FAKE_RAY = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 tries = Path(os.environ["TRIES"])
 count = len(tries.read_text()) + 1 if tries.exists() else 1
@@ -29,6 +29,15 @@ if "ORPHAN" in os.environ and os.fork() == 0:
     if orphan:
         Path(os.environ["ORPHAN"]).write_text(str(orphan))
     os._exit(0)
+if "GUARD" in os.environ and os.fork() == 0:
+    def end_in_order(*_):
+        time.sleep(4)
+        Path(os.environ["GUARD"]).unlink()
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end_in_order)
+    Path(os.environ["GUARD"]).touch()
+    while True:
+        time.sleep(600)
 print("Ray runtime started", flush=True)
 time.sleep(600)
 """
@@ -86,3 +95,14 @@ def test_orphaned_processes_that_end_are_reaped_while_it_serves(tmp_path: Path) 
         process.terminate()
         process.communicate(timeout=30)
     assert process.returncode == 0
+
+
+def test_a_watchdog_has_the_time_to_end_its_emulator_and_to_remove_the_records(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    process = start(tmp_path, failures=0, GUARD=str(record))
+    try:
+        wait_until(record.exists, 60)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert not record.exists()

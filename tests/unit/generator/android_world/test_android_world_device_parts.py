@@ -34,7 +34,7 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
 from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
-from tests.processes import write_program
+from tests.processes import start_ticks_of, write_program
 from tests.waiting import wait_until
 
 # ---- settling --------------------------------------------------------------------------------------------------------
@@ -232,6 +232,20 @@ def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> Non
         run_adb_server()
         assert watchdog.stdin is not None
         watchdog.stdin.close()
+
+
+def test_the_next_watchdog_removes_the_records_of_ended_processes(tmp_path: Path) -> None:
+    """A watchdog that was killed leaves some. Process ids are used again, so the start time decides."""
+    lives = tmp_path / f"{os.getpid()}-{start_ticks_of(os.getpid())}"
+    ended = tmp_path / f"{os.getpid()}-1"
+    for record in (lives, ended):
+        record.touch()
+    command = [*WATCHDOG, str(tmp_path), "clone_0", "/bin/true", str(free_port()), "emulator-5554", "0.5", "--"]
+    with subprocess.Popen([*command, "/bin/sleep", "100"], stdin=subprocess.PIPE) as watchdog:
+        wait_until(lambda: any(tmp_path.glob(f"{watchdog.pid}-*")))
+        assert watchdog.stdin is not None
+        watchdog.stdin.close()
+    assert list(tmp_path.iterdir()) == [lives]
 
 
 _OWNER = """
