@@ -47,9 +47,10 @@ class Claims(SlotClaims):
         with self._store.write() as connection:
             return self.claim(connection, job_id, instance_id, **options)
 
-    def lose(self, claim: SlotClaim) -> None:
+    def lose(self, claim: SlotClaim, *, given_up: bool = False) -> None:
+        failure = AttemptFailure(code="session_expired", message="it was forgotten", given_up=given_up)
         with self._store.write() as connection:
-            self.fail(connection, claim, AttemptFailure(code="session_expired", message="it was forgotten"))
+            self.fail(connection, claim, failure)
 
 
 def written(uid: str, instance_id: str = "i", reward: float = 1.0, **changes: Any) -> dict[str, Any]:

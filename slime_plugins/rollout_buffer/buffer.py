@@ -66,7 +66,11 @@ from slime_plugins.rollout_buffer.state import (
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, only_played
-from slime_plugins.rollout_buffer.state.group_closing import judge_and_close, judge_and_close_outside
+from slime_plugins.rollout_buffer.state.group_closing import (
+    close_full_groups,
+    judge_and_close,
+    judge_and_close_outside,
+)
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, Written, groups_of_known_instance
 from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
 from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, end_job, set_state
@@ -706,10 +710,15 @@ class Buffer:
                 if not job.has_runner:
                     group_rows.restart_group_clocks(connection, job.key, self.clock())
 
-    def restart_session_clocks(self) -> None:
-        """Restarts the idle timeouts of gateway sessions, after a time without a gateway."""
+    def resume_sessions(self) -> None:
+        """Restarts the idle timeouts of gateway sessions, after a time without a gateway.
+
+        Closes the full groups that an earlier version left open when it was killed.
+        """
         with self.store.write() as connection:
             attempt_rows.touch_all(connection, self.clock())
+            for job in job_rows.jobs_in_states(connection, job_states.OPEN_STATES):
+                close_full_groups(connection, self.clock(), job)
 
     def beat(self, name: str, pid: int, detail: Mapping[str, Any]) -> None:
         """Stores a heartbeat of a process, with its report."""

@@ -506,12 +506,11 @@ class Gateway:
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def reconcile(self) -> None:
-        """Stores that this process lives, and the state of the engines; closes full groups; ends expired sessions and
-        those of closed groups; opens the backends of jobs with sessions, closes unused ones."""
+        """Stores that this process lives, and the state of the engines; ends expired sessions and those of closed
+        groups; opens the backends of jobs with sessions, closes unused ones."""
         now = time.monotonic()
         if now - self._beat_at > GATEWAY.beats_every_s:
             await self.registry.beat()
-            await self.stored(self.claims.close_all_full_groups)
             self._beat_at = now
         sessions = await self.registry.reconcile()
         jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}

@@ -301,7 +301,6 @@ class SessionRegistry:
             transcript = session.view.messages
             failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
             await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
-            await self.stored(self.claims.close_if_full, session.claim.group)
         except StaleAttemptError:
             logger.info("session %s was taken over", session.name, extra=log_fields(session))
         return AttemptState.GIVEN_UP if given_up else AttemptState.FAILED

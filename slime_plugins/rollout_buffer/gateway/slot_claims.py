@@ -16,15 +16,12 @@ from slime_plugins.rollout_buffer.gateway.settings import DEFAULT_IDLE_TIMEOUT_S
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
-from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
-from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.tables import (
     attempt_rows,
     delivery_rows,
     group_rows,
     job_rows,
-    trajectory_rows,
 )
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession, SlotUse
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
@@ -137,8 +134,7 @@ class SlotClaims:
         )
 
     def finish(self, claim: SlotClaim, trajectory: Trajectory, *, turns: int = 0) -> WriteStatus:
-        """Stores a claim's trajectory and closes a full group; returns ``stored``, ``late`` or, if repeated,
-        ``duplicate``.
+        """Stores a claim's trajectory; returns ``stored``, ``late`` or, if repeated, ``duplicate``.
 
         ``turns`` is the number of the claim's stored turns, which are deleted.
 
@@ -146,16 +142,12 @@ class SlotClaims:
             StaleAttemptError: the attempt was given up before.
             UnavailableError: another process has added a turn.
         """
-        result = self._buffer.add_trajectory(
+        return self._buffer.add_trajectory(
             claim.job.fence, claim.group, claim.slot, claim.attempt, trajectory, turns=turns
-        )
-        self.close_if_full(claim.group)
-        return result.status
+        ).status
 
     def fail(self, connection: Connection, claim: SlotClaim, failure: AttemptFailure) -> None:
         """Ends a claim without a trajectory and without a reward.
-
-        The caller calls ``close_if_full`` after the transaction.
 
         Raises:
             StaleAttemptError: the job was taken over by another process.
@@ -199,35 +191,6 @@ class SlotClaims:
         if group.state is GroupState.OPEN:
             return ""
         return f"its group is {group.state.value}" + (f" ({group.cause})" if group.cause else "")
-
-    def close_all_full_groups(self) -> None:
-        """Closes all full groups, also if the process that filled a group died before it closed it."""
-        for job in self._buffer.unfinished_jobs():
-            if not job.has_runner:
-                with self._buffer.store.read() as connection:
-                    groups = group_rows.started_open_groups(connection, job.key)
-                for group in groups:
-                    self.close_if_full(group)
-
-    def close_if_full(self, group: GroupRecord) -> None:
-        """Closes a group if each slot is filled or has failed too often."""
-        with self._buffer.store.read() as connection:
-            if not _is_full(connection, group):
-                return
-        with self._buffer.store.write() as connection:
-            if _is_full(connection, group):  # a start may have changed the job's settings
-                job = job_rows.get_job(connection, group.job_key)
-                judge_and_close(connection, self._buffer.clock(), group.key, group_policy(job))
-
-
-def _is_full(connection: Connection, group: GroupRecord) -> bool:
-    if group_rows.get_group(connection, group.key).state is not GroupState.OPEN:
-        return False
-    job = job_rows.get_job(connection, group.job_key)
-    uses = attempt_rows.slot_uses(connection, group.key)
-    limit = job.settings.max_attempts
-    num_spent = sum(use.failures >= limit and not use.filled and not use.running for use in uses.values())
-    return trajectory_rows.count_members(connection, group.key) + num_spent >= job.group_size
 
 
 def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:

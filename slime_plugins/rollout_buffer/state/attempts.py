@@ -13,6 +13,7 @@ import orjson
 from slime_plugins.rollout_buffer import wire
 from slime_plugins.rollout_buffer.errors import JobPausedError, StaleAttemptError, UnavailableError
 from slime_plugins.rollout_buffer.rules import job_states
+from slime_plugins.rollout_buffer.state.group_closing import close_full_groups
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.tables import attempt_rows, group_rows, job_rows, trajectory_rows, turn_rows
@@ -98,6 +99,7 @@ def end_running_attempt(
     attempt_rows.end_attempt(connection, group.key, slot, attempt, state, now, error)
     if transcript:
         attempt_rows.insert_transcript(connection, group.job_key, group.key, slot, attempt, transcript, now)
+    close_full_groups(connection, now, job_rows.get_job(connection, group.job_key), only=group.key)
 
 
 def is_duplicate(connection: Connection, result: AttemptResult) -> bool:
@@ -145,4 +147,5 @@ def add_trajectory(connection: Connection, now: float, result: AttemptResult, pa
     insert_trajectory(connection, now, filled, result.trajectory, payload)
     attempt_rows.end_attempt(connection, group.key, slot, attempt, AttemptState.FINISHED, now, None)
     group_rows.update_group(connection, group.key, last_write_at=now)
+    close_full_groups(connection, now, job_rows.get_job(connection, group.job_key), only=group.key)
     return WriteResult(uid=uid, status=WriteStatus.LATE if late else WriteStatus.STORED)

@@ -12,10 +12,12 @@ import orjson
 from slime_plugins.rollout_buffer.errors import DamagedError
 from slime_plugins.rollout_buffer.rules.causes import Shortfall
 from slime_plugins.rollout_buffer.rules.groups import GroupFunctions, GroupPolicy, Member, Members, Verdict, judge_group
+from slime_plugins.rollout_buffer.state.job_lookup import group_policy
 from slime_plugins.rollout_buffer.storage.store import Store
 from slime_plugins.rollout_buffer.storage.tables import group_rows, job_rows, payload_rows, trajectory_rows
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
+from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import GroupState
 
 logger = logging.getLogger(__name__)
@@ -38,6 +40,17 @@ def judge_and_close(
     verdict = judge_group(trajectory_rows.members_of(connection, group_key), policy, shortfall=shortfall)
     _close(connection, now, group_key, verdict)
     return verdict
+
+
+def close_full_groups(connection: Connection, now: float, job: JobRecord, *, only: int | None = None) -> None:
+    """Closes the groups of an external job, or only one of them, if each slot is filled or has failed too often.
+
+    Does nothing to a job with a runner, which closes its groups itself.
+    """
+    if not job.has_runner:
+        size, limit = job.group_size, job.settings.max_attempts
+        for key in group_rows.full_groups(connection, job.key, group_size=size, max_attempts=limit, only=only):
+            judge_and_close(connection, now, key, group_policy(job))
 
 
 def judge_and_close_outside(

@@ -18,9 +18,9 @@ from slime_plugins.rollout_buffer.errors import (
     UnavailableError,
 )
 from slime_plugins.rollout_buffer.rules import job_states
-from slime_plugins.rollout_buffer.state.group_closing import judge_and_close
+from slime_plugins.rollout_buffer.state.group_closing import close_full_groups
 from slime_plugins.rollout_buffer.state.group_opening import is_planned, open_next_of_instance
-from slime_plugins.rollout_buffer.state.job_lookup import find_job, group_policy, several_jobs
+from slime_plugins.rollout_buffer.state.job_lookup import find_job, several_jobs
 from slime_plugins.rollout_buffer.state.trajectory_insert import SlotOfTrajectory, insert_trajectory
 from slime_plugins.rollout_buffer.storage.payload_store import PayloadStore, PendingPayload, StoredPayload
 from slime_plugins.rollout_buffer.storage.store import Store
@@ -163,8 +163,7 @@ class ItemWriter:
         if group is None:
             return WriteResult(uid=item.uid, status=WriteStatus.LATE)
         group_rows.update_group(connection, group.key, last_write_at=now, opened_at=group.opened_at or now)
-        if not job.has_runner and member_count + 1 >= job.group_size:  # a runner closes its groups itself
-            judge_and_close(connection, now, group.key, group_policy(job))
+        close_full_groups(connection, now, job, only=group.key)
         return WriteResult(uid=item.uid, status=WriteStatus.STORED)
 
     def note_refusals(self, refusals: Sequence[Refusal]) -> None:

@@ -23,6 +23,7 @@ from slime_plugins.rollout_buffer.errors import ConflictError
 from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.causes import IN_SKIP_LIST, NO_CAUSE, SUPERSEDED
 from slime_plugins.rollout_buffer.rules.skip_list import compare_with_skip_list
+from slime_plugins.rollout_buffer.state.group_closing import close_full_groups
 from slime_plugins.rollout_buffer.state.group_opening import add_input, plan_groups, skip_planned
 from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, reopen_finished_job
 from slime_plugins.rollout_buffer.storage.tables import (
@@ -255,7 +256,8 @@ def _take_over(connection: Connection, job: JobRecord, payload: StartPayload, pa
 
 
 def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPayload) -> None:
-    """Applies the payload's changeable settings, engine and skip list; opens what is to be played again."""
+    """Applies the payload's changeable settings, engine and skip list; opens what is to be played again, and closes
+    what is full under the new settings."""
     changed = {key: value for key, value in payload.settings().items() if key in CHANGEABLE}
     settings = {**job.settings.all_values, **changed}
     changes: dict[str, Any] = {"settings": json.dumps(settings), "updated_at": now}
@@ -279,6 +281,7 @@ def _attach(connection: Connection, now: float, job: JobRecord, payload: StartPa
         _apply_skip_list(connection, now, job, [str(entry) for entry in payload.skip_instance_ids])
     if payload.retry_given_up and job.state is not JobState.CANCELLED:
         _retry_given_up(connection, now, job, settings)
+    close_full_groups(connection, now, job_rows.get_job(connection, job.key))
 
 
 def _apply_skip_list(connection: Connection, now: float, job: JobRecord, skip_instance_ids: list[str]) -> None:

@@ -93,7 +93,7 @@ def serve_gateway(settings: GatewaySettings, on_ready: Callable[[str], None]) ->
     for orphan in records.orphans():  # of a parent that was killed
         orphan.kill()
     (processes.sockets,) = listening_sockets([(settings.host, settings.port)], timeout_s=0.0)
-    Buffer(store).restart_session_clocks()
+    Buffer(store).resume_sessions()
     store.close()
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

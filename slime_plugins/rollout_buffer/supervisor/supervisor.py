@@ -174,7 +174,7 @@ class Supervisor:
             signal.signal(number, self._handle_stop_signal)
         try:
             self._tasks.run(self._buffer.restart_group_clocks)
-            self._tasks.run(self._buffer.restart_session_clocks)
+            self._tasks.run(self._buffer.resume_sessions)
             self._writing.start()
             self._loop()
         finally:

@@ -477,7 +477,7 @@ async def test_an_idle_session_expires_without_a_reward_and_its_slot_is_open_aga
 async def test_a_time_without_a_gateway_does_not_count_as_idle(gateway: GatewayUnderTest) -> None:
     opened = await gateway.open(start_session_job(gateway.buffer, n=1), idle_timeout_s=60)
     age_sessions(gateway, 61)
-    gateway.buffer.restart_session_clocks()
+    gateway.buffer.resume_sessions()
     await gateway.gateway.reconcile()
     assert (await gateway.chat(opened, [USER])).status == 200
 

@@ -84,27 +84,56 @@ def test_claims_outlive_the_process_that_handed_them_out(buffer: Buffer, claims:
     assert [successor.finish(one, brought(one)) for one in found] == ["stored", "stored"]
 
 
-def test_a_group_whose_process_died_before_its_verdict_is_closed_later(buffer: Buffer, claims: Claims) -> None:
-    job = start_external(buffer, n=1, ids=("i",))
-    claim = claims.take(job.job_id)
-    buffer.add_trajectory(claim.job.fence, claim.group, claim.slot, claim.attempt, brought(claim))
-    assert slot_counts(buffer, job)["open"] == 1
-    claims.close_all_full_groups()
-    assert slot_counts(buffer, job)["ready"] == 1
-
-
-@pytest.mark.parametrize("attempts_at_first", [1, 2], ids=["its process died", "a restart allows fewer attempts"])
-def test_a_group_without_an_item_whose_slots_are_all_spent_is_closed(
-    buffer: Buffer, claims: Claims, attempts_at_first: int
+@pytest.mark.parametrize("last", ["a trajectory", "an item", "a failure"])
+def test_a_group_is_closed_in_the_transaction_that_fills_its_last_slot(
+    buffer: Buffer, claims: Claims, last: str
 ) -> None:
-    job = start_external(buffer, n=2, ids=("i",), job_id="j", max_attempts=attempts_at_first)
-    for claim in [claims.take(job.job_id) for _ in range(2)]:
-        claims.lose(claim)
-    start_external(buffer, n=2, ids=("i",), job_id="j", max_attempts=1)
-    with pytest.raises(BusyError, match="taken or given up"):
-        claims.take(job.job_id)
-    claims.close_all_full_groups()
+    job = start_external(buffer, n=2, ids=("i",), max_attempts=1)
+    filled, spent = claims.take(job.job_id), claims.take(job.job_id)
+    if last == "a failure":
+        claims.finish(filled, brought(filled))
+    claims.lose(spent)
+    if last == "an item":
+        assert write(buffer, job, written("u", "i")) == ["stored"]
+        assert claims.finish(filled, brought(filled)) == "late"
+    if last == "a trajectory":
+        assert claims.finish(filled, brought(filled)) == "stored"
+    assert slot_counts(buffer, job)["open"] == 0
+
+
+def test_a_start_that_allows_fewer_attempts_closes_the_groups_that_it_leaves_without_a_slot_to_claim(
+    buffer: Buffer, claims: Claims
+) -> None:
+    names = ("spent", "claimed again", "filled", "given up")
+    job = start_external(buffer, n=2, ids=names, job_id="j", max_attempts=2)
+    for name in names:
+        claims.lose(claims.take("j", name))
+        again, other = claims.take("j", name), claims.take("j", name)
+        if name == "filled":
+            claims.finish(again, brought(again))
+        elif name != "claimed again":
+            claims.lose(again)
+        claims.lose(other, given_up=name in ("filled", "given up"))
+    start_external(buffer, n=2, ids=names, job_id="j", max_attempts=1)
     assert slot_counts(buffer, job)["failed"] == 2
+
+
+def test_a_start_of_the_gateway_closes_only_the_full_groups_that_a_killed_process_left_open(
+    buffer: Buffer, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slime_plugins.rollout_buffer.state.attempts.close_full_groups", lambda *_, only: None)
+    job = start_external(buffer, n=2, ids=("filled", "spent", "claimed", "to be claimed"), max_attempts=1)
+    for reward in (0.0, 1.0):
+        claim = claims.take(job.job_id, "filled")
+        claims.finish(claim, brought(claim, reward))
+        claims.lose(claims.take(job.job_id, "spent"))
+    filled, _ = claims.take(job.job_id, "claimed"), claims.take(job.job_id, "claimed")
+    claims.finish(filled, brought(filled))
+    claims.lose(claims.take(job.job_id, "to be claimed"))
+    assert slot_counts(buffer, job)["open"] == 8
+    buffer.resume_sessions()
+    counts = slot_counts(buffer, job)
+    assert (counts["ready"], counts["failed"], counts["open"]) == (2, 2, 4)
 
 
 def test_a_group_with_a_session_from_before_a_restart_is_judged_by_the_new_settings(
@@ -117,7 +146,6 @@ def test_a_group_with_a_session_from_before_a_restart_is_judged_by_the_new_setti
     )
     for claim in lost:
         claims.lose(claim)
-        claims.close_if_full(claim.group)
     claims.finish(kept, brought(kept, 0.0))
     claims.finish(other, brought(other, 1.0))
     with buffer.store.read() as connection:

@@ -125,6 +125,25 @@ def groups_of_instance(connection: Connection, job_key: int, instance_id: str) -
     return [as_group(row) for row in connection.execute(query, (job_key, instance_id))]
 
 
+def full_groups(
+    connection: Connection, job_key: int, *, group_size: int, max_attempts: int, only: int | None = None
+) -> list[int]:
+    """Returns the keys of the full groups among a job's open groups, or of the group ``only`` if it is full.
+
+    Each slot of a full group has a trajectory, or ``max_attempts`` failures and no running attempt.
+    """
+    which = "job_key = :job_key" if only is None else "key = :only"
+    query = (
+        f"SELECT key FROM groups g WHERE {which} AND state = 'open' AND "
+        "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) + "
+        "(SELECT count(*) FROM (SELECT 1 FROM attempts a WHERE group_key = g.key AND NOT EXISTS "
+        "(SELECT 1 FROM trajectories t WHERE t.group_key = g.key AND t.slot = a.slot AND late = 0) "
+        "GROUP BY slot HAVING sum(state = 'failed') >= :max_attempts AND NOT sum(state = 'running'))) >= :group_size"
+    )
+    parameters = {"job_key": job_key, "only": only, "group_size": group_size, "max_attempts": max_attempts}
+    return [int(row[0]) for row in connection.execute(query, parameters)]
+
+
 def short_groups(connection: Connection, job_key: int, group_size: int) -> list[GroupRecord]:
     """Returns closed groups that are not leased, with fewer trajectories than slots."""
     query = (
