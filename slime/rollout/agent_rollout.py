@@ -478,7 +478,8 @@ class _TrainingRollout:
         self._received = [group for group in self._received if self._is_ours(group)]
 
     def _is_ours(self, group: Group) -> bool:
-        return self._progress.holds(_first_trajectories([group])[0][0].metadata.get("delivery_id"))
+        delivery_id = _first_trajectories([group])[0][0].metadata.get("delivery_id")
+        return delivery_id not in self._progress.lost_deliveries
 
     async def _fetch(self, max_groups: int, *, batch_groups: int) -> None:
         if self._feed.groups_held >= self._settings.groups_per_rollout:
@@ -490,8 +491,7 @@ class _TrainingRollout:
             return
         self._drop_lost_groups()
         new = self._progress.new_part(delivery)
-        if new is not delivery:
-            self._note_newest_delivery(delivery)
+        self._note_newest_delivery(delivery)
         if new is not None:
             await self._store_groups(new)
         if self._settings.on_policy:

@@ -24,12 +24,13 @@ def meta_info_of(
     ``stale`` are the keys of ready groups whose weights are too old. The statistics cover all trajectories since the
     last delivery, including those of filtered groups.
     """
-    ended_ids = reward_sum_rows.report_ended_groups(connection, job.key, key)
+    ended = reward_sum_rows.report_ended_groups(connection, job.key, key)
     sums, outcomes = reward_sum_rows.sum_unreported(connection, job.key, key)
     return {
         **cast("MetaInfo", job.meta_info),  # statistics by the generator; the keys below override them
         **summarize_rewards(**asdict(sums)),
-        "finished_groups": [*ended_ids, *(group.instance_id for group in ready)],
+        "ended_groups": [*ended],
+        "finished_groups": [*ended.values(), *(group.instance_id for group in ready)],
         "delivery_id": delivery_id,
         "job_id": job.job_id,
         "outcomes": outcomes,

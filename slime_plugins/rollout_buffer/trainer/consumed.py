@@ -8,12 +8,11 @@ The job of a pass needs only the ids of that pass.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slime_plugins.rollout_buffer.wire import RolloutData, RolloutItem
+from slime_plugins.rollout_buffer.wire import RolloutData
 
 PASSES_KEY = "rollout_buffer_passes"
 FINISHED_KEY = "finished_groups"
@@ -29,8 +28,8 @@ class JobProgress:
     """The id of the rollout that was returned last."""
     groups_in_pass: int = 0
     seen_groups: set[int] = field(default_factory=set)
-    ended_ids: Counter[str] = field(default_factory=Counter)
-    """Instance ids of the filtered and failed groups that received deliveries named."""
+    ended_groups: set[int] = field(default_factory=set)
+    """The filtered and failed groups that received deliveries named."""
     lost_deliveries: set[str] = field(default_factory=set)
     """Deliveries that went to another consumer before they were acknowledged: it trains them."""
 
@@ -45,27 +44,26 @@ class JobProgress:
         the groups that were filtered or failed.
         """
         items = tuple(item for item in delivery.items if item.group_index not in self.seen_groups)
-        if len(items) == len(delivery.items):
+        ended = _ended_groups(delivery)
+        new_ended = {number: name for number, name in ended.items() if number not in self.ended_groups}
+        if len(items) == len(delivery.items) and new_ended == ended:
             return delivery
-        new_ids = [*(_ended_ids(delivery) - self.ended_ids).elements(), *_delivered_ids(items)]
+        new_ids = [*new_ended.values(), *{item.group_index: item.instance_id for item in items}.values()]
         if not new_ids:
             return None
-        return replace(delivery, items=items, meta_info={**delivery.meta_info, "finished_groups": new_ids})
+        changes = {"finished_groups": new_ids, "ended_groups": [*new_ended]}
+        return replace(delivery, items=items, meta_info={**delivery.meta_info, **changes})
 
     def remember(self, delivery: RolloutData) -> None:
         """Records the groups of a delivery as received, and the filtered and failed groups that it names."""
         self.seen_groups |= delivery.group_numbers
-        self.ended_ids += _ended_ids(delivery)
+        self.ended_groups |= _ended_groups(delivery).keys()
 
     def lose(self, deliveries: Mapping[str, frozenset[int]]) -> None:
         """Records deliveries that went to another consumer; their groups may be received again."""
         for delivery_id in deliveries.keys() - self.lost_deliveries:
             self.seen_groups -= deliveries[delivery_id]
         self.lost_deliveries |= deliveries.keys()
-
-    def holds(self, delivery_id: str | None) -> bool:
-        """Returns True if a delivery has not gone to another consumer."""
-        return delivery_id not in self.lost_deliveries
 
     def begin_next_pass(self) -> None:
         """Starts the next pass and forgets the received groups of the last one."""
@@ -76,18 +74,13 @@ class JobProgress:
     def forget_groups(self) -> None:
         """Forgets the received groups: a new job may number its groups as the last one did."""
         self.seen_groups.clear()
-        self.ended_ids.clear()
+        self.ended_groups.clear()
 
 
-def _ended_ids(delivery: RolloutData) -> Counter[str]:
-    """Returns the ids of the filtered and failed groups: those that a delivery names but does not contain."""
-    finished = Counter(str(instance_id) for instance_id in delivery.meta_info.get("finished_groups") or ())
-    return finished - Counter(_delivered_ids(delivery.items))
-
-
-def _delivered_ids(items: Sequence[RolloutItem]) -> list[str]:
-    """Returns the instance id of each group of the items."""
-    return [*{item.group_index: item.instance_id for item in items}.values()]
+def _ended_groups(delivery: RolloutData) -> dict[int, str]:
+    """Returns the instance ids of the filtered and failed groups that a delivery names, by ``group_index``."""
+    numbers, names = (delivery.meta_info.get(key) or () for key in ("ended_groups", "finished_groups"))
+    return dict(zip(numbers, map(str, names), strict=False))
 
 
 def skip_list(metadata: Mapping[str, Any]) -> list[str]:

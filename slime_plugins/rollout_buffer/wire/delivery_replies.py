@@ -43,6 +43,8 @@ class MetaInfo(RewardStatistics):
 
     finished_groups: list[str]
     """instance_id of each group of this delivery, and of each that was filtered or failed since the last delivery."""
+    ended_groups: NotRequired[list[int]]
+    """`group_index` of the filtered and failed groups, which `finished_groups` names first."""
     delivery_id: str | None
     """Id to acknowledge; null if nothing was delivered."""
     job_id: NotRequired[str]

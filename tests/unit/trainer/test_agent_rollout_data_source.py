@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,9 +85,10 @@ def test_a_rollout_asked_for_again_means_going_back() -> None:
     assert not JobProgress().went_back_to(0)
 
 
-def delivery_of(*numbers: int) -> RolloutData:
+def delivery_of(*numbers: int, filtered: tuple[int, ...] = (100,)) -> RolloutData:
     items = tuple(RolloutItem(uid=f"u{n}", instance_id=f"i{n}", group_index=n) for n in numbers)
-    meta_info = {"delivery_id": f"d{numbers}", "finished_groups": ["filtered", *(f"i{n}" for n in numbers)]}
+    finished = [*("filtered" for _ in filtered), *(f"i{n}" for n in numbers)]
+    meta_info = {"delivery_id": f"d{numbers}", "ended_groups": list(filtered), "finished_groups": finished}
     return RolloutData(success=True, message="", items=items, meta_info=meta_info)
 
 
@@ -102,16 +103,23 @@ def test_groups_that_come_again_are_left_out_and_their_ids_are_not_consumed_agai
     assert new.meta_info["finished_groups"] == ["i2"]
 
 
-def test_ids_that_were_filtered_since_are_new_also_in_a_delivery_of_groups_that_come_again() -> None:
+@pytest.mark.parametrize(
+    ("again", "consumed"),
+    [
+        (delivery_of(1, filtered=(100, 101)), ["filtered"]),
+        (delivery_of(1, 2, filtered=(100, 101)), ["filtered", "i2"]),
+        (delivery_of(1, filtered=(101,)), ["filtered"]),  # another consumer has acknowledged what named the first
+        (delivery_of(2), ["i2"]),
+    ],
+)
+def test_a_filtered_group_is_consumed_once_whatever_else_its_instance_had_filtered(
+    again: RolloutData, consumed: list[str]
+) -> None:
     progress = JobProgress()
     progress.remember(delivery_of(1))
-
-    for numbers, delivered_ids in (((1,), []), ((1, 2), ["i2"])):
-        again = delivery_of(*numbers)
-        named = [*again.meta_info["finished_groups"], "filtered since"]
-        new = progress.new_part(replace(again, meta_info={**again.meta_info, "finished_groups": named}))
-        assert new is not None
-        assert new.meta_info["finished_groups"] == ["filtered since", *delivered_ids]
+    new = progress.new_part(again)
+    assert new is not None
+    assert new.meta_info["finished_groups"] == consumed
 
 
 def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None:
@@ -120,7 +128,7 @@ def test_groups_that_another_consumer_got_are_new_when_they_come_again() -> None
     lost = {"d(1,)": frozenset({1})}
     progress.lose(lost)
 
-    assert progress.new_part(delivery_of(1)) == delivery_of(1)
+    assert progress.new_part(delivery_of(1, filtered=())) == delivery_of(1, filtered=())
     progress.remember(delivery_of(1))
     progress.lose(lost)  # what a feed lost is said with each of its polls
     assert progress.new_part(delivery_of(1)) is None

@@ -24,17 +24,17 @@ class RewardSums:
     high: float | None
 
 
-def report_ended_groups(connection: Connection, job_key: int, delivery_key: int) -> list[str]:
+def report_ended_groups(connection: Connection, job_key: int, delivery_key: int) -> dict[int, str]:
     """Marks the unreported filtered and failed groups as reported in this delivery.
 
-    Returns their instance ids in the order in which they were closed.
+    Returns their instance ids by group, in the order in which they were closed.
     """
     rows = connection.execute(
         "UPDATE groups INDEXED BY groups_unreported SET delivery_key = ? WHERE job_key = ? "
-        "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id",
+        "AND state IN ('filtered', 'failed') AND delivery_key IS NULL RETURNING closed_at, instance_id, key",
         (delivery_key, job_key),
     ).fetchall()
-    return [row[1] for row in sorted(rows, key=tuple)]
+    return {row[2]: row[1] for row in sorted(rows, key=tuple)}
 
 
 def sum_unreported(connection: Connection, job_key: int, delivery_key: int) -> tuple[RewardSums, dict[str, int]]:
