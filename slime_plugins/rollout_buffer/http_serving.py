@@ -41,7 +41,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for opened in sockets:
             opened.close()
-        raise errors.ConfigError(f"cannot serve on {host}:{port}: {error.strerror or error}") from error
+        reason, _, _ = (error.strerror or str(error)).partition(" (while")  # Python adds the address a second time
+        advice = "give another port or host (--port, --host, or the option that gave this one)"
+        raise errors.ConfigError(f"cannot serve on {host}:{port}: {reason}; {advice}") from error
     return sockets
 
 

@@ -32,7 +32,8 @@ async def test_the_yielded_url_answers(host: str) -> None:
 async def test_a_port_that_is_taken_is_a_configuration_error_with_its_address() -> None:
     async with serving(app()) as url:
         port = int(url.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=rf"cannot serve on 127\.0\.0\.1:{port}: .*in use"):
+        sentence = rf"cannot serve on 127\.0\.0\.1:{port}: Address already in use; give another port .*--port"
+        with pytest.raises(ConfigError, match=sentence):
             async with serving(app(), port=port):
                 pass
 

@@ -87,7 +87,7 @@ def _listen(host: str, port: int, deadline: float) -> list[socket.socket]:
     while True:
         try:
             return listen(host, port)
-        except ConfigError as error:
+        except ConfigError:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"{error.message}; give another --port (or --gateway-port)") from error
+                raise
         time.sleep(RETRY_S)

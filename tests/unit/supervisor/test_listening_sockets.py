@@ -103,7 +103,7 @@ def test_sockets_of_another_process_are_left_alone_with_a_warning(
 def test_a_taken_port_is_waited_for_and_then_refused() -> None:
     api, gateway = free_ports(2)
     with listener(gateway) as taken:
-        with pytest.raises(ConfigError, match=f"cannot serve on {HERE}:{gateway}: .* give another --port"):
+        with pytest.raises(ConfigError, match=f"cannot serve on {HERE}:{gateway}: .* give another port"):
             listening_sockets([(HERE, api), (HERE, gateway)], timeout_s=0)
         releasing = threading.Timer(0.1, taken.close)
         releasing.start()
