@@ -450,7 +450,7 @@ class SglangEngine(HttpEngine):
             return urls
         async with self._open_session().get(f"{base_url}/workers", headers=key_headers(base_url)) as response:
             body = await response.read()
-        urls = urls_of_workers(body) if response.status == 200 and not is_html(body) else ()
+        urls = urls_of_workers(body) if response.status == 200 and body.lstrip().startswith(b"{") else ()
         self._workers = {base_url: (time.monotonic(), urls or (base_url,))}
         return self._workers[base_url][1]
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import requests
 
-from slime_plugins.rollout_buffer.credentials import redacted_values
+from slime_plugins.rollout_buffer.credentials import key_headers, redacted_values
 from slime_plugins.rollout_buffer.errors import ConfigError, EngineError
 from slime_plugins.rollout_buffer.state.input_files import read_instances, split_slice
 from slime_plugins.rollout_buffer.types import Instance
@@ -182,8 +182,8 @@ def tokenizer_for(settings: EvaluationSettings, engine: EngineFacts) -> str | No
     folders = [name for name in (engine.tokenizer, engine.model) if name is not None and Path(name).is_dir()]
     if not folders:
         raise ConfigError(
-            f"the engine's tokenizer ({engine.tokenizer or engine.model or 'unknown'}) is no folder on this machine: "
-            "give --tokenizer FOLDER"
+            f"the engine's tokenizer ({engine.tokenizer or engine.model or '/model_info names none'}) is no folder on "
+            "this machine: give --tokenizer FOLDER"
         )
     return folders[0]
 
@@ -227,8 +227,10 @@ def _absolute(settings: EvaluationSettings) -> str:
 
 
 def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
+    """Asks an engine for its facts; behind a proxy that forwards turns only, they are unknown."""
+    headers = key_headers(settings.engine_url)
     for route in ("/model_info", "/get_model_info"):
-        answer = _get(f"{settings.engine_url}{route}", {})
+        answer = _get(f"{settings.engine_url}{route}", headers)
         if answer.status_code == 200:
             fields = _object(answer)
             return EngineFacts(
@@ -236,9 +238,10 @@ def _ask_sglang(settings: EvaluationSettings) -> EngineFacts:
                 weight_version=_text(fields.get("weight_version")),
                 tokenizer=_text(fields.get("tokenizer_path")),
             )
-    if _get(f"{settings.engine_url}/health", {}).status_code != 200:
+    if _get(f"{settings.engine_url}/generate", headers).status_code not in (401, 403, 405):  # only a POST is a turn
         raise ConfigError(
-            f"{settings.engine_url} does not answer like SGLang: is the address right, or is --api openai missing?"
+            f"{settings.engine_url} has neither /model_info nor /generate, which SGLang has: is the address right, or "
+            "is --api openai missing?"
         )
     return EngineFacts()
 

@@ -59,10 +59,6 @@ class _Line:
     def solved(self) -> int:
         return sum(sample.solved for sample in self.samples)
 
-    @property
-    def solved_share(self) -> float:
-        return self.solved / len(self.samples)
-
 
 def default_pass_at_ks(samples_per_task: int) -> list[int]:
     """Returns the default k of pass@k: powers of two, and the number of samples."""
@@ -142,7 +138,7 @@ def _summary(lines: Sequence[_Line]) -> Report:
         "tasks_without_attempt": len(lines) - len(played_lines),
         "slots": {"planned": planned, "played": len(samples), "not_played": planned - len(samples)},
         "solved": sum(line.solved for line in lines),
-        "success": _estimate([line.solved_share for line in played_lines], len(samples)),
+        "success": _estimate([line.solved / len(line.samples) for line in played_lines], len(samples)),
         "success_failures_as_zero": _estimate([line.solved / line.planned for line in lines], planned),
         "reward_mean": mean_of_known(sample.reward for sample in samples),
         "turns_mean": mean_of_known(sample.turns for sample in samples),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -143,18 +143,25 @@ class TestTheClient:
         async with engine_of(*answers, prompt_probe=lambda: prompt_probe(TOKENIZER, None)) as engine:
             assert await engine.probe_prompts() == EngineFidelity()
 
-    @pytest.mark.parametrize("status", [200, 404])
+    @pytest.mark.parametrize(
+        ("page", "sentence"),
+        [
+            (lambda: page_of_nginx(200), "nginx/1.24.0 answers /model_info"),
+            (lambda: page_of_nginx(404), "nginx/1.24.0 answers /model_info"),
+            (lambda: web.Response(text="OK"), "not JSON: OK"),
+        ],
+    )
     async def test_a_proxy_that_passes_turns_alone_is_named_and_prompts_of_text_are_probed(
-        self, status: int, caplog: pytest.LogCaptureFixture
+        self, page: Callable[[], web.Response], sentence: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         probe = prompt_probe(TOKENIZER, None)
         scripted = ScriptedSglang(
             [web.json_response(answered([7], prompt=list(probe.text.ids)))],
-            other_route=lambda: page_of_nginx(status),
+            other_route=page,
         )
         async with engine_on(scripted, prompt_probe=lambda: probe) as engine:
             assert await engine.probe_prompts() == EngineFidelity(text=PromptIntegrity.EXACT)
-        assert "nginx/1.24.0 answers /model_info" in caplog.text
+        assert sentence in caplog.text
 
     async def test_a_prompt_of_another_length_is_not_trained_even_if_its_ids_are_not_said(self) -> None:
         same, longer = [await played([*WORD], answered([7], prompt_tokens=len(WORD) + more)) for more in (0, 1)]

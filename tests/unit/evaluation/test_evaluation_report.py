@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import pytest
 import requests
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 
 from slime.rollout import agent_rollout_eval
 from slime_plugins.rollout_buffer.client import RolloutBufferClient
+from slime_plugins.rollout_buffer.errors import ConfigError
 from slime_plugins.rollout_buffer.evaluation import evaluate
-from slime_plugins.rollout_buffer.evaluation.plan import EngineFacts, EvaluationSettings, ask_engine
+from slime_plugins.rollout_buffer.evaluation.plan import EngineFacts, EvaluationSettings, ask_engine, tokenizer_for
 from slime_plugins.rollout_buffer.evaluation.report import (
     SampleRecord,
     TaskRecord,
@@ -149,22 +153,61 @@ def test_in_a_training_the_versions_of_a_set_are_counted() -> None:
 # --- the check of the engine -----------------------------------------------------------------------------------------
 
 
+def answering(statuses: dict[str, int], asked: list[requests.PreparedRequest]) -> Callable[..., requests.Response]:
+    """In place of an adapter's ``send``: an engine with these statuses by route, and 404 for any other."""
+
+    def send(_: object, request: requests.PreparedRequest, **__: Any) -> requests.Response:
+        asked.append(request)
+        reply = requests.Response()
+        reply.status_code = statuses.get(urlsplit(str(request.url)).path, 404)
+        return reply
+
+    return send
+
+
+def settings_for(folder: Path, **changes: Any) -> EvaluationSettings:
+    return EvaluationSettings(output=folder, task_type="t", tasks="", **changes)
+
+
+@pytest.mark.parametrize(
+    "statuses", [{"/generate": 405}, {"/generate": 403, "/model_info": 403}, {"/generate": 405, "/health": 502}]
+)
+def test_an_engine_behind_a_proxy_that_forwards_turns_only_is_evaluated_with_a_given_tokenizer(
+    statuses: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answering(statuses, []))
+    settings = settings_for(tmp_path, engine_url="http://h")
+    engine = ask_engine(settings)
+    assert engine == EngineFacts()
+    with pytest.raises(ConfigError, match=r"/model_info names none.*give --tokenizer FOLDER"):
+        tokenizer_for(settings, engine)
+    assert tokenizer_for(replace(settings, tokenizer=tmp_path), engine) == str(tmp_path)
+
+
+def test_what_is_no_sglang_is_refused_with_the_routes_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answering({"/v1/models": 200, "/health": 200}, []))
+    with pytest.raises(ConfigError, match=r"neither /model_info nor /generate.*is --api openai missing"):
+        ask_engine(settings_for(tmp_path, engine_url="http://h"))
+
+
+def test_the_engines_key_of_the_environment_is_sent_to_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[requests.PreparedRequest] = []
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answering({"/model_info": 200}, asked))
+    monkeypatch.setenv("ROLLOUT_BUFFER_ENGINE_API_URL", "http://h")
+    monkeypatch.setenv("ROLLOUT_BUFFER_ENGINE_API_KEY", "key")
+    ask_engine(settings_for(tmp_path, engine_url="http://h"))
+    assert [request.headers["Authorization"] for request in asked] == ["Bearer key"]
+
+
 def test_the_key_is_sent_also_where_netrc_has_a_password_for_every_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[str] = []
-
-    def send(_: object, request: requests.PreparedRequest, **__: Any) -> requests.Response:
-        sent.append(request.headers["Authorization"])
-        reply = requests.Response()
-        reply.status_code = 404
-        return reply
-
-    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    asked: list[requests.PreparedRequest] = []
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", answering({}, asked))
     (tmp_path / "netrc").write_text("default login user password other\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    settings = EvaluationSettings(
-        output=tmp_path, task_type="t", tasks="", engine_url="http://h/v1", api="openai", model="m", api_key="key"
-    )
+    settings = settings_for(tmp_path, engine_url="http://h/v1", api="openai", model="m", api_key="key")
     assert ask_engine(settings) == EngineFacts(model="m")
-    assert sent == ["Bearer key"]
+    assert [request.headers["Authorization"] for request in asked] == ["Bearer key"]
