@@ -154,7 +154,7 @@ class JobBackends:
     ) -> None:
         """``connect`` is called as ``make_engine`` with its tokenizer arguments, ``load`` with a tokenizer's path."""
         self._settings_of, self._connect = settings_of, connect
-        self._load = functools.lru_cache(MAX_TOKENIZERS)(load)
+        self._load = functools.lru_cache(MAX_TOKENIZERS)(functools.partial(_logged_load, load))
         self._backends: dict[int, JobBackend] = {}
         self._making: dict[int, asyncio.Task[JobBackend]] = {}
         self._failed: dict[int, tuple[float, str]] = {}
@@ -218,7 +218,6 @@ class JobBackends:
                 "which an external job may be started without"
             )
         try:
-            logger.info("job %s: loading the tokenizer %s", job.job_id, path)
             tokenizer = await asyncio.to_thread(self._load, path)
             settings = self._settings_of(job)
             engine = self._connect(
@@ -230,6 +229,11 @@ class JobBackends:
             return JobBackend(settings, engine, tokenizer)
         except Exception as error:  # a broken folder makes transformers raise anything
             raise ConflictError(f"job {job.job_id} takes no sessions: {error}") from error
+
+
+def _logged_load(load: Callable[[str], Any], path: str) -> Any:
+    logger.info("loading the tokenizer %s", path)
+    return load(path)
 
 
 def _limit(options: Mapping[str, Any], name: str) -> int | None:

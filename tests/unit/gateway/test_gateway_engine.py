@@ -138,6 +138,16 @@ async def test_what_is_known_of_an_engine_is_stored_later_if_its_write_failed(
     store.close()
 
 
+async def test_a_tokenizer_that_two_jobs_name_is_loaded_once_and_the_log_says_so_once(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    backends = JobBackends(buffer.job_settings, lambda _, **__: AsyncMock(), lambda _: tokenizer)
+    for job_id in ("j", "k"):
+        await backends.open(start_session_job(buffer, job_id=job_id))
+    assert caplog.text.count("loading the tokenizer") == 1
+
+
 FAILURES = [
     EngineAwayError("the engine at http://e cannot be reached"),
     EngineError("the engine sent 3 output ids and log-probs of 2: they do not belong together"),
