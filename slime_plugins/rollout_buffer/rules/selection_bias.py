@@ -273,13 +273,14 @@ def _kinds(members: Sequence[FinishedMember]) -> dict[str, NameOf]:
 def _quarter(
     members: Sequence[FinishedMember], names: Sequence[str], value_of: Callable[[FinishedMember], float | None]
 ) -> NameOf:
-    """Returns a function that names a member's quarter; equal values share a quarter."""
+    """Returns a function that names a member's quarter; equal values share the quarter of their mean rank."""
     values = sorted(value for member in members if (value := value_of(member)) is not None)
-    edges = [values[len(values) * quarter // 4] for quarter in (1, 2, 3)] if values else []
 
     def name(member: FinishedMember) -> str | None:
-        value = value_of(member)
-        return _name_without_value(member) if value is None else names[bisect.bisect_right(edges, value)]
+        if (value := value_of(member)) is None:
+            return _name_without_value(member)
+        below, not_above = bisect.bisect_left(values, value), bisect.bisect_right(values, value)
+        return names[2 * (below + not_above) // len(values)]
 
     return name
 

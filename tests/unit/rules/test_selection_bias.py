@@ -104,6 +104,36 @@ def test_a_loss_of_the_slowest_groups_is_measured_and_reported() -> None:
     assert loss.trained_share_of_slowest < 0.2 < loss.trained_share
 
 
+def of_rewards(rewards: list[float], *, trained_from: float) -> list[FinishedGroup]:
+    """Groups of one that all took a second; those of lower rewards are filtered."""
+    return [
+        FinishedGroup(
+            outcome=GroupOutcome.TRAINED if reward >= trained_from else GroupOutcome.FILTERED,
+            seconds=1.0,
+            members=[
+                FinishedMember(
+                    outcome=MemberOutcome.TRAINED if reward >= trained_from else MemberOutcome.FILTERED,
+                    seconds=1.0,
+                    reward=reward,
+                )
+            ],
+        )
+        for reward in rewards
+    ]
+
+
+def test_equal_values_are_in_no_extreme_quarter_and_other_values_are_apart_from_them() -> None:
+    groups = of_rewards([0.0] * 16 + [1.0] * 4, trained_from=1.0)
+    rows = {(row.by, row.name): (row.submitted, row.trained) for row in bias_table(groups)}
+    assert rows["reward", "second"] == (16, 0)
+    assert rows["reward", "highest quarter"] == (4, 4)
+    assert rows["duration", "third"] == (20, 4)
+    measures = bias_measures(groups)
+    assert (measures["reward"], measures["duration"]) == (pytest.approx(0.8), 0)
+    assert "slowest" not in measures
+    assert slow_loss(groups) is None
+
+
 def test_members_that_never_came_count_in_the_distance_of_each_unknown_value() -> None:
     groups = with_missing(6, [False] * 6 + [True] * 2, random.Random(1), alike=1)
     measures = bias_measures(groups)
