@@ -138,12 +138,13 @@ KNOWN_ATTRIBUTES = tuple(sorted(name for name in BufferAttributes.model_fields i
 
 
 def refuse_unknown_attributes(args: Any) -> None:
-    """Raises a ConfigError for a ``rollout_buffer_…`` attribute that nobody reads: slime accepts any key."""
+    """Raises a ConfigError for a ``rollout_buffer_…`` attribute that nobody reads, also with a misspelt prefix: slime
+    accepts any key."""
     # Compared without the common prefix, which would make any two names similar.
     known = [name.removeprefix(PREFIX) for name in KNOWN_ATTRIBUTES]
     for name in sorted(vars(args)):
-        if name.startswith(PREFIX) and name not in KNOWN_ATTRIBUTES:
-            similar = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+        if name not in KNOWN_ATTRIBUTES and difflib.get_close_matches(name[: len(PREFIX)], [PREFIX], cutoff=0.85):
+            similar = difflib.get_close_matches(name[len(PREFIX) :], known, n=1)
             hint = f"did you mean {PREFIX}{similar[0]}?" if similar else f"known are {', '.join(KNOWN_ATTRIBUTES)}"
             raise ConfigError(f"{name} is not known; {hint}")
 

@@ -184,6 +184,8 @@ def test_the_older_flag_that_slimes_parser_ignores_is_read_here(
         ({"rollout_buffer_url": "localhost:8889"}, "must start with http"),
         ({"reward_key": "score"}, "are numbers"),
         ({"rollout_buffer_lesae_s": 60}, "rollout_buffer_lesae_s is not known; did you mean rollout_buffer_lease_s"),
+        ({"rollout_bufer_lease_s": 60}, "rollout_bufer_lease_s is not known; did you mean rollout_buffer_lease_s"),
+        ({"rollout-buffer-lease-s": 60}, "rollout-buffer-lease-s is not known; did you mean rollout_buffer_lease_s"),
         ({"rollout_buffer_xyzzy": 1}, "rollout_buffer_xyzzy is not known; known are .*rollout_buffer_job_id, "),
     ],
 )
