@@ -359,8 +359,14 @@ class Store:
         if not exists:
             with self._errors:
                 migrations.create_database(self.data_dir)
-        with self.write() as connection:
-            migrations.migrate(connection)
+        try:
+            with self.write() as connection:
+                migrations.migrate(connection)
+        except sqlite3.OperationalError as error:  # none of the disk: those are translated
+            raise ConfigError(
+                f"{self.data_dir} (schema {version}) cannot be migrated, and was not changed ({error}): no released "
+                "version wrote it; use the version that did, or another --data-dir"
+            ) from error
 
 
 def checked_body(body: bytes) -> bytes:
