@@ -223,9 +223,8 @@ def _engine(examination: Examination) -> list[Finding]:
         passed, detail = reply.ok, f"{url} answers {reply.status_code}"
     except requests.RequestException as error:
         passed, detail = False, f"{url}: {type(error).__name__}"
-    return checked(
-        "inference engine", passed, redacted(detail), "start it, or give its address to --engine-url", needed=True
-    )
+    remedy = "start it, or give its address to --engine-url"
+    return checked("inference engine", passed, redacted(detail), remedy, needed=True)
 
 
 def _prompts(examination: Examination) -> list[Finding]:

@@ -27,7 +27,11 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted; delete nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete payloads and screenshots of groups delivered more than AGE ago. Undelivered ones and all rows are kept."""
+    """Delete payloads and screenshots of groups delivered more than AGE ago.
+
+    All rows are kept, and what was written after the oldest undelivered item. Purged groups stay delivered: choose AGE
+    longer than the age of the oldest checkpoint to return to.
+    """
     from slime_plugins.rollout_buffer.storage import retention
 
     with report_errors():

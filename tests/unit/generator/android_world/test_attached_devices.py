@@ -405,14 +405,18 @@ def test_every_node_gets_the_entries_themselves(farm: Farm, tmp_path: Path) -> N
 
 def test_the_doctor_says_what_adb_says_of_each_device(farm: Farm, tmp_path: Path) -> None:
     set_devices(tmp_path, R58M1={"state": "device"}, R58M2={"state": "unauthorized"})
-    settings = farm(a=PHONE, b=PHONE | {"serial": "R58M2"}, c=PHONE | {"serial": "R58M3"})
+    away = {"connect": "10.0.0.5:5555", "restore": "apps"}
+    settings = farm(a=PHONE, b=PHONE | {"serial": "R58M2"}, c=PHONE | {"serial": "R58M3"}, d=away)
     found = {one.name: one for one in examine(Examination(settings=settings, data_dir=tmp_path))}
-    states = {name: (found[f"device {name}"].state, found[f"device {name}"].detail) for name in "abc"}
+    states = {name: (found[f"device {name}"].state, found[f"device {name}"].detail) for name in "abcd"}
     assert states == {
         "a": (State.OK, "device"),
         "b": (State.MISSING, "unauthorized"),
         "c": (State.MISSING, "adb does not list R58M3"),
+        "d": (State.MISSING, "failed to connect to 10.0.0.5:5555: refused"),
     }
+    assert "allow USB debugging" in found["device b"].remedy
+    assert "let its adb listen at 10.0.0.5:5555" in found["device d"].remedy
     assert "tasks of b" not in found
     assert found["tasks of a"].detail == (
         "plays 110 (AudioRecorderRecordAudio, AudioRecorderRecordAudioWithFileName, …) of the 116 tasks; "

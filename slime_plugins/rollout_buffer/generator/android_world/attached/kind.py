@@ -60,7 +60,9 @@ def _checks_of(server: AdbServer, name: str, entry: AttachedDevice) -> list[Devi
         state = server.states().get(entry.listed_as, connect_output or f"adb does not list {entry.listed_as}")
     except DeviceError as error:
         state = error.message
-    remedy = "unlock its screen and allow USB debugging; `adb devices` must list it as device"
+    allow = "unlock its screen and allow USB debugging"
+    listen = f"start it, and let its adb listen at {entry.connect}: of a phone with `adb tcpip PORT` over USB"
+    remedy = f"{listen if 'failed to connect' in connect_output else allow}; `adb devices` must list it as device"
     check = DeviceCheck(name=f"device {name}", passed=state == "device", detail=state, remedy=remedy)
     if not check.passed:
         return [check]
