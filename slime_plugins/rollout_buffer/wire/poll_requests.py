@@ -65,8 +65,3 @@ class AckPayload(Body):
         if self.delivery_id is None and not self.delivery_ids:
             raise ValueError("delivery_id is missing: it is in the meta_info of get_rollout_data's reply")
         return self
-
-    @property
-    def all_ids(self) -> list[str]:
-        """Every delivery that was named."""
-        return [*([self.delivery_id] if self.delivery_id is not None else []), *self.delivery_ids]

@@ -101,14 +101,9 @@ def thinking_bonus(mean_thinking_tokens: float, settings: RewardSettings) -> flo
     Defaults: b = 0.1, t0 = 64, w = 32.
     """
     distance = (mean_thinking_tokens - settings.thinking_tokens_middle) / settings.thinking_tokens_width
-    return settings.thinking_bonus * _sigmoid(distance)
+    return settings.thinking_bonus / (1 + math.exp(min(-distance, 700.0)))  # 700: without overflow
 
 
 def premature_penalty(steps: int, max_turns: int, settings: RewardSettings) -> float:
     """Returns ``0.5 * (1 - steps / max_turns)`` with the defaults: giving up early costs more. In [0, 0.5]."""
     return settings.premature_penalty * (1 - min(steps / max_turns, 1.0))
-
-
-def _sigmoid(value: float) -> float:
-    """Returns the logistic function, without overflow."""
-    return 1 / (1 + math.exp(min(-value, 700.0)))

@@ -36,6 +36,7 @@ from slime_plugins.rollout_buffer.chat_tokens import ChatTokens
 from slime_plugins.rollout_buffer.devices.interface import DeviceLease, Observation
 from slime_plugins.rollout_buffer.devices.leased_device import NOT_RESTORED
 from slime_plugins.rollout_buffer.engine.base import Engine, GenerateReply, GenerateRequest
+from slime_plugins.rollout_buffer.engine.image_token_counts import family_with
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.context import Context, IncrementalContext, View
 from slime_plugins.rollout_buffer.generator.gui_agent.prompting.conversation import Conversation
@@ -96,7 +97,8 @@ class Episode:
         self._engine = engine
         self._settings = settings
         self._timer = timer
-        self._image_tokens = ImageTokenCounter(settings.image_family, estimate=settings.image_tokens)
+        family = family_with(settings.image_pixels_per_token)
+        self._image_tokens = ImageTokenCounter(family, estimate=settings.image_tokens)
         self._conversation = Conversation(
             chat,
             create_context(settings, chat, view),

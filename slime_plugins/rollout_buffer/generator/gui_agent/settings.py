@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from slime_plugins.rollout_buffer.devices.settings import DevicePoolSettings, PoolKind, PoolSettings
-from slime_plugins.rollout_buffer.engine.image_token_counts import ImageFamily, family_with
 from slime_plugins.rollout_buffer.errors import ConfigError
 
 
@@ -69,11 +68,6 @@ class GuiAgentSettings(PoolSettings):
     def image_tokens(self) -> int:
         """An upper estimate of the tokens of one screenshot, for an unknown family or size."""
         return -(-self.screenshot_max_pixels // self.image_pixels_per_token)  # rounded up
-
-    @property
-    def image_family(self) -> ImageFamily | None:
-        """The model family whose image tokens each cover ``image_pixels_per_token`` pixels; None if unknown."""
-        return family_with(self.image_pixels_per_token)
 
     def for_devices(self) -> DevicePoolSettings:
         """Returns the settings of the pool and of its devices, without those of jobs."""

@@ -23,7 +23,8 @@ def ack(payload: AckPayload) -> Acknowledged:
     Groups of deliveries in `expired` belong to another delivery now: do not train them. Give `delivery_id`,
     `delivery_ids` or both. Repeating an acknowledgement changes nothing.
     """
-    result = the_buffer().acknowledge(payload.all_ids)
+    single = [] if payload.delivery_id is None else [payload.delivery_id]
+    result = the_buffer().acknowledge([*single, *payload.delivery_ids])
     if result["unknown"] and not result["acked"] and not result["expired"]:
         raise NotFoundError(f"there is no delivery {result['unknown'][0]!r}", result)
     return result
