@@ -1,4 +1,4 @@
-"""A policy of 12 tokens for tests of training. Needs torch."""
+"""A policy with a vocabulary of 12 tokens, for tests of training. Needs torch."""
 
 from __future__ import annotations
 

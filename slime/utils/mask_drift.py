@@ -22,7 +22,7 @@ class DriftKind(StrEnum):
     EOS = "eos"  # the template closes a truncated turn, or closes it with another token than the sampled one
     THINK_STRIPPED = "think_stripped"  # the template dropped sampled reasoning
     INJECTED = "injected"  # text that looks like an added token was rebuilt as one, or vice versa
-    CONTEXT = "context"  # the prompt differs, not the output
+    CONTEXT = "context"  # the prompt differs
     MASK = "mask"  # equal tokens with different masks
     ROWS = "rows"  # the trajectory packs into more than one row; its messages rebuild into one
     TURNS = "turns"  # there is not one generation for each assistant message

@@ -671,9 +671,9 @@ class Buffer:
         return jump
 
     def timed_out_groups(self, job: JobRecord) -> list[GroupRecord]:
-        """Returns the open groups of a running job that have an item, and no write within the group timeout.
+        """Returns the open groups of a running job with a trajectory, and no write or attempt within the group timeout.
 
-        An open session of a running gateway stops the timeout. An attempt of a runner does not.
+        An open session of a running gateway stops the timeout. A runner's attempt restarts it at its beginning and end.
         """
         if job.group_timeout_s is None or job.state is not JobState.RUNNING:
             return []

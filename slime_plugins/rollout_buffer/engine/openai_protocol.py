@@ -135,7 +135,7 @@ def read_reply(body: bytes) -> tuple[str, str]:
 
     Raises:
         ForeignReplyError: the body is no chat completion.
-        EngineError: the reply has another finish reason (a content filter, tool calls), or no message with text.
+        EngineError: another finish reason (a content filter, tool calls), no message, or content that is no string.
     """
     choice = _first_choice(body)
     reason = choice.get("finish_reason")

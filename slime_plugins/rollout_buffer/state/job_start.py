@@ -303,7 +303,7 @@ def _apply_skip_list(connection: Connection, now: float, job: JobRecord, skip_in
 
 
 def _retry_given_up(connection: Connection, now: float, job: JobRecord, settings: dict[str, Any]) -> None:
-    """Reopens every closed group with fewer trajectories than slots."""
+    """Reopens closed groups with fewer trajectories than slots, except leased and skipped ones."""
     short = group_rows.short_groups(connection, job.key, job.group_size)
     for delivery in {group.delivery_key for group in short if group.state is GroupState.READY}:
         if delivery is not None:

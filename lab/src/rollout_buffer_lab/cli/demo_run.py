@@ -279,7 +279,7 @@ def _job_or_none(client: RolloutBufferClient) -> dict[str, Any] | None:
 
 def _summary(records: list[RolloutRecord]) -> Table:
     table = Table(title="what the trainer got", title_justify="left")
-    for name in ("rollout", "group", "instance", "rewards", "actions", "tokens", "trained"):
+    for name in ("rollout", "instance", "rewards", "actions", "tokens", "trained"):
         table.add_column(name, justify="right" if name in ("tokens", "trained") else "left", no_wrap=True)
     for record in records:
         for group in record.groups:
@@ -287,7 +287,6 @@ def _summary(records: list[RolloutRecord]) -> Table:
             first_rows = [flat_samples(member)[0] for member in group]
             table.add_row(
                 str(record.rollout_id),
-                str(samples[0].group_index),
                 str(samples[0].index),
                 "  ".join(f"{_raw_reward(sample):+.2f}" for sample in first_rows),
                 " ".join(str(sample.metadata.get("steps", "?")) for sample in first_rows),

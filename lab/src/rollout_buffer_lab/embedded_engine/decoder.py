@@ -234,7 +234,7 @@ class Decoder:
     # --- forward passes ----------------------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        """Prefills as many prompts as fit one pass. A long prompt takes several passes, one with images its own pass.
+        """Prefills as many prompts as fit one pass. A long prompt takes several; one with images has its own.
 
         Only the first request of a pass can be left unfinished: ``_fitting`` adds others if they fit completely.
         """

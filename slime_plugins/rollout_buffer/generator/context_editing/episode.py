@@ -15,7 +15,7 @@ the next turn would not fit the context    max_context      truncated    ``conte
 the limit of turns is reached              max_turns        completed    0
 a turn reached its token limit             max_tokens       truncated    0
 the agent sampled an image token           forbidden_token  truncated    0
-the engine was cancelled                   aborted          aborted      0
+the engine aborted the request             aborted          aborted      0
 the engine failed, or the line is invalid  an ``EpisodeError`` is raised: no trajectory, no reward
 =========================================  ===============  ===========  =================================
 """

@@ -18,7 +18,7 @@ the same action on the same screen       repeated            completed    succes
 a reply reached its token limit          max_tokens          truncated    success counts
 prompt and replies fill the context      max_context         truncated    success counts
 the agent sampled an image token         forbidden_token     truncated    success counts
-the engine was cancelled                 aborted             aborted      0
+the engine aborted the request           aborted             aborted      0
 a device, engine or task set-up failed   an ``EpisodeError`` is raised: no trajectory, no reward
 =======================================  ==================  ===========  ==============
 

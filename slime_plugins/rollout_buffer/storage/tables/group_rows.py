@@ -93,7 +93,7 @@ def get_group(connection: Connection, key: int) -> GroupRecord:
 
 
 def find_group(connection: Connection, job_key: int, epoch: int, position: int) -> GroupRecord | None:
-    """Returns the group of one (job, epoch, instance)."""
+    """Returns the group of an epoch at a position of the input; None if it has no row."""
     query = "SELECT * FROM groups WHERE job_key = ? AND epoch = ? AND position = ?"
     row = connection.execute(query, (job_key, epoch, position)).fetchone()
     return None if row is None else as_group(row)
@@ -145,7 +145,7 @@ def full_groups(
 
 
 def short_groups(connection: Connection, job_key: int, group_size: int) -> list[GroupRecord]:
-    """Returns closed groups that are not leased, with fewer trajectories than slots."""
+    """Returns closed groups with fewer trajectories than slots, except leased and skipped ones."""
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state IN ('ready', 'delivered', 'filtered', 'failed') AND "
         "(SELECT count(*) FROM trajectories WHERE group_key = g.key AND late = 0) < ?"
@@ -185,9 +185,9 @@ def open_groups_with_items(connection: Connection, job_key: int) -> list[GroupRe
 
 
 def idle_groups(connection: Connection, job_key: int, since: float, sessions_seen_at: float) -> list[GroupRecord]:
-    """Returns open groups that have a written item, but no item and no running attempt since ``since``.
+    """Returns open groups that have a trajectory, and since ``since`` neither a new one nor an attempt.
 
-    A running attempt counts as seen at ``sessions_seen_at``, or when it began.
+    An attempt counts until it ended. If it runs, it counts until ``sessions_seen_at``, and at least when it began.
     """
     query = (
         "SELECT * FROM groups g WHERE job_key = ? AND state = 'open' AND last_write_at < ? AND NOT EXISTS "
@@ -253,7 +253,7 @@ def count_started(connection: Connection, job_key: int) -> int:
 
 
 def count_causes(connection: Connection, job_key: int) -> dict[str, dict[str, int]]:
-    """Counts filtered and failed groups by state and cause."""
+    """Counts filtered and failed groups by state and cause, of the 50 most frequent causes."""
     query = (
         "SELECT state, cause, count(*) FROM groups INDEXED BY groups_by_cause "
         "WHERE job_key = ? AND state IN ('filtered', 'failed') GROUP BY state, cause ORDER BY 3 DESC LIMIT 50"
