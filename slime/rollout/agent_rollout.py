@@ -42,7 +42,7 @@ from slime.rollout.agent_rollout_data_postprocess import (
     report_rows,
     take_weight_off_dummies,
 )
-from slime.rollout.agent_rollout_data_source import GroupStore
+from slime.rollout.agent_rollout_data_source import SlimeDataSource
 from slime.rollout.agent_rollout_eval import evaluate
 from slime.rollout.agent_rollout_samples import Group, batch_metrics, finish_batch, samples_of_group, trajectories_of
 from slime.rollout.agent_rollout_settings import (
@@ -327,7 +327,7 @@ class _TrainingRollout:
         self._rollout_id = rollout_id
         self._settings = settings
         self._client = client
-        self._store = GroupStore(data_source)
+        self._data_source = SlimeDataSource(data_source)
         self._rule = rule_of(args)
         self._exhausted = False
         self._tracking = read_tracking_settings(args)
@@ -372,7 +372,7 @@ class _TrainingRollout:
         """Starts the job on the first call of a process, and again when the trainer went back to a checkpoint."""
         progress = _progress_by_job.get(self._key)
         if progress is None or progress.went_back_to(self._rollout_id):
-            self._progress = JobProgress(pass_number=pass_before(self._store.metadata(), self._rollout_id))
+            self._progress = JobProgress(pass_number=pass_before(self._data_source.metadata(), self._rollout_id))
             await self._start(fresh=self._rollout_id == 0)  # rollout 0 begins a new training
             _progress_by_job[self._key] = self._progress
         else:
@@ -388,7 +388,7 @@ class _TrainingRollout:
             await self._feed.resume()
 
     async def _start(self, *, fresh: bool) -> None:
-        consumed = consumed_before(self._store.metadata(), self._rollout_id, self._progress.pass_number)
+        consumed = consumed_before(self._data_source.metadata(), self._rollout_id, self._progress.pass_number)
         reply = await asyncio.to_thread(
             start_rollout,
             self._settings.buffer_url,
@@ -448,13 +448,13 @@ class _TrainingRollout:
         """
         surplus = 0
         while True:
-            while (lacking := missing + surplus - self._store.waiting_count()) > 0 and not self._exhausted:
+            while (lacking := missing + surplus - self._data_source.waiting_count()) > 0 and not self._exhausted:
                 await self._fetch(lacking, batch_groups=batch_groups)
-            taken = self._store.take(missing)
+            taken = self._data_source.take(missing)
             if taken or self._exhausted:
                 return taken
             # The filter rejected all groups: give it more to choose from.
-            surplus = max(0, self._store.waiting_count() - missing + 1)
+            surplus = max(0, self._data_source.waiting_count() - missing + 1)
 
     async def _acknowledge(self, batch: list[Group]) -> list[Group]:
         """Records and acknowledges consumed groups; returns the batch without groups that went to another consumer.
@@ -493,7 +493,7 @@ class _TrainingRollout:
         new = self._progress.new_part(delivery)
         self._note_newest_delivery(delivery)
         if new is not None:
-            await self._store_groups(new)
+            await self._add_groups(new)
         if self._settings.on_policy:
             self._feed.mark_taken(delivery)  # not acknowledged yet: while it is leased, the job plays no further groups
         else:
@@ -506,7 +506,7 @@ class _TrainingRollout:
             if sample.prompt in redelivered:  # a Sample's prompt is the uid of its trajectory
                 sample.metadata["delivery_id"] = delivery.delivery_id
 
-    async def _store_groups(self, delivery: RolloutData) -> None:
+    async def _add_groups(self, delivery: RolloutData) -> None:
         """Converts the groups of a delivery to Samples and adds them to slime's data source."""
         groups = [
             samples_of_group(group)
@@ -518,7 +518,7 @@ class _TrainingRollout:
             sample.index = RowName.of(
                 sample.index, job_id=self._job_id(), uid=str(sample.prompt), row=sample.metadata["row"]
             )
-        self._store.add(groups)
+        self._data_source.add(groups)
         self._progress.remember(delivery)
         self._examples = chosen_examples([*self._examples, *delivery.items])
         self._received += groups
@@ -532,7 +532,7 @@ class _TrainingRollout:
             InputExhaustedError: there is no next pass, and the batch has too few groups.
         """
         needed = self._settings.groups_per_rollout
-        count = batch_groups + self._store.waiting_count()
+        count = batch_groups + self._data_source.waiting_count()
         so_far = f"rollout {self._rollout_id} has {count} of {needed} groups and {error.message}"
         repeats = self._settings.on_exhausted is OnExhausted.REPEAT and not error.detail.get("cause")
         if count >= needed and not (repeats and self._progress.groups_in_pass):
@@ -568,8 +568,8 @@ class _TrainingRollout:
         for trajectory in _first_trajectories(groups):
             metadata = trajectory[0].metadata
             ids_by_pass.setdefault(metadata["input_pass"], []).append(metadata["instance_id"])
-        self._store.update_metadata(
-            consumed_metadata(self._store.metadata(), self._rollout_id, ids_by_pass, self._progress.pass_number)
+        self._data_source.update_metadata(
+            consumed_metadata(self._data_source.metadata(), self._rollout_id, ids_by_pass, self._progress.pass_number)
         )
 
     async def _accounting(self) -> dict[str, float]:

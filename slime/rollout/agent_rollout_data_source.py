@@ -30,7 +30,7 @@ def checked_data_source(args: Any) -> Any:
     return importlib.import_module("slime.rollout.data_source").RolloutDataSourceWithBuffer(args)
 
 
-class GroupStore:
+class SlimeDataSource:
     """A buffer of groups and metadata, in slime's data source.
 
     If the data source has no buffer (slime's read-only one, or a custom one), groups are stored in this object.

@@ -205,7 +205,7 @@ async def _abandon(request: web.Request) -> web.Response:
 
 async def _health(request: web.Request) -> web.Response:
     gateway = request.app[GATEWAY]
-    return _json({"status": "ok", "sessions": await gateway.stored(gateway.claims.count_open)})
+    return _json({"status": "ok", "sessions": await gateway.call_store(gateway.claims.count_open)})
 
 
 # --- agents ----------------------------------------------------------------------------------------------------------

@@ -56,11 +56,11 @@ class RemoteRolloutAdapter:
         """
         if opening.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
-        job = await self._gateway.stored(self._gateway.buffer.job, opening.job_id)
+        job = await self._gateway.call_store(self._gateway.buffer.job, opening.job_id)
         if job.has_runner:
             raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
         if opening.instance_id is not None:
-            await self._gateway.stored(self._gateway.buffer.check_instance, job, opening.instance_id)
+            await self._gateway.call_store(self._gateway.buffer.check_instance, job, opening.instance_id)
         backend = await self._gateway.backends.open(job)
         path = str(job.settings.tokenizer_path)
         if opening.tokenizer_name not in (None, path):
@@ -74,5 +74,5 @@ class RemoteRolloutAdapter:
             RolloutBufferError: the trajectories were refused, or cannot be written now.
         """
         decoded = [decode_written_item(dict(item)) for item in items]
-        job, results = await self._gateway.stored(self._gateway.buffer.write_items, job_id, decoded)
+        job, results = await self._gateway.call_store(self._gateway.buffer.write_items, job_id, decoded)
         return {"job_id": job.job_id, "results": [{"uid": result.uid, "status": result.status} for result in results]}

@@ -49,7 +49,7 @@ class RolloutLog:
                 turns = turn_rows.turns_of_rollout(connection, rollout_id, after=after)
                 return turn_rows.find_rollout(connection, rollout_id), turns
 
-        row, turns = await self._gateway.stored(read)
+        row, turns = await self._gateway.call_store(read)
         if row is None or row["expires_at"] < self._clock() - self._keep_ended_s:
             return None
         return StoredSession(
@@ -64,7 +64,7 @@ class RolloutLog:
             with self._gateway.buffer.store.read() as connection:
                 return turn_rows.rollout_ids(connection)
 
-        return await self._gateway.stored(read)
+        return await self._gateway.call_store(read)
 
     async def add_turn(self, rollout_id: str, row: Mapping[str, Any], expires_in_s: float) -> bool:
         expires_at = self._clock() + expires_in_s
@@ -78,4 +78,4 @@ class RolloutLog:
 
     async def _commit(self, work: Callable[[Connection], Result]) -> Result:
         """Runs ``work`` in a transaction that the work of other threads may share."""
-        return await self._gateway.stored(self._gateway.buffer.store.commit, work)
+        return await self._gateway.call_store(self._gateway.buffer.store.commit, work)

@@ -117,7 +117,7 @@ class Gateway:
         self.settings = settings
         self.buffer = buffer
         self.registry = SessionRegistry(settings, buffer, worker)
-        self.stored = self.registry.stored
+        self.call_store = self.registry.call_store
         self.claims, self.turns = self.registry.claims, self.registry.turns
         self.backends = backends or JobBackends(buffer.job_settings)
         self._reconciler: asyncio.Task[None] | None = None
@@ -131,8 +131,8 @@ class Gateway:
         """
         with contextlib.suppress(RolloutBufferError):  # the background loop does the same
             await self.registry.beat()
-            sessions = await self.stored(self.claims.open_sessions)
-            jobs = await self.stored(self.buffer.unfinished_jobs)
+            sessions = await self.call_store(self.claims.open_sessions)
+            jobs = await self.call_store(self.buffer.unfinished_jobs)
             await self._open_backends(jobs, _job_keys(sessions), LOAD_TIMEOUT_S)
         self._reconciler = asyncio.create_task(self._reconcile_for_ever())
 
@@ -163,7 +163,7 @@ class Gateway:
             BusyError: the limit of sessions is reached, or every slot is taken.
             RequestError: the job takes no sessions; see ``SlotClaims.claim``.
         """
-        job = await self.stored(self.buffer.job, body.job_id)
+        job = await self.call_store(self.buffer.job, body.job_id)
         matching = MessageMatching.STRICT
         if not job.has_runner:  # ``SlotClaims.claim`` refuses a job with a runner
             matching = (await self.backends.open(job)).matching
@@ -213,7 +213,7 @@ class Gateway:
             else:
                 assert body.reward is not None  # ``CloseBody`` has either a reward or a scoring_url
                 rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
-            job = await self.stored(self.buffer.job_by_key, session.claim.job.key)
+            job = await self.call_store(self.buffer.job_by_key, session.claim.job.key)
             check_reward(job, session.name, rewards.reward)
             return await self._finish(session, body, rewards, scored_turns)
 
@@ -249,7 +249,7 @@ class Gateway:
             trajectory = await asyncio.to_thread(trajectory_of, session, body, rewards, closed_at=closed_at)
             turns = session.recording.last_number
             try:
-                return await self.stored(partial(self.claims.finish, session.claim, trajectory, turns=turns))
+                return await self.call_store(partial(self.claims.finish, session.claim, trajectory, turns=turns))
             except UnavailableError:
                 # If another process has added turns, the trajectory is made again with them; a score cannot cover them.
                 if body.scoring_url is not None or not (await self.registry.read_new(session)).rows:
@@ -319,7 +319,7 @@ class Gateway:
                 turn, is_emitted = await self._sample_turn(request, backend, chat, request_digest, emit)
         if turn.sent is False or turn.writer != self.registry.writer:
             # An earlier turn is answered again: before its reply can reach the client, all processes must know it.
-            await self.stored(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
+            await self.call_store(partial(self.turns.note_sent, session.claim, turn.number, sent=True))
         if emit is not None and not is_emitted:
             # The prompt of an earlier turn is not counted again: the end of the reply has the number of its tokens.
             emit(self._begun(session, body, turn.name, 0))
@@ -485,7 +485,7 @@ class Gateway:
         """
         if (session_id, turn_name) == (session.name, session.view.turn):
             return session.view.messages
-        rows = [] if session_id != session.name else (await self.stored(self.turns.read, session.claim)).rows
+        rows = [] if session_id != session.name else (await self.call_store(self.turns.read, session.claim)).rows
         replayed = SessionTurns()
         for row in rows:
             if replay([row], replayed).view.turn == turn_name:
@@ -513,7 +513,7 @@ class Gateway:
             await self.registry.beat()
             self._beat_at = now
         sessions = await self.registry.reconcile()
-        jobs = {job.key: job for job in await self.stored(self.buffer.unfinished_jobs)}
+        jobs = {job.key: job for job in await self.call_store(self.buffer.unfinished_jobs)}
         for job in jobs.values():
             self.backends.engine_moved(job)
         for job_key, backend in self.backends.opened().items():
@@ -525,10 +525,10 @@ class Gateway:
 
     async def _store_engine_state(self, job_key: int, backend: JobBackend) -> None:
         if (report := backend.due_report()) is not None:
-            await self.stored(self.buffer.report_engine, job_key, os.getpid(), report)
+            await self.call_store(self.buffer.report_engine, job_key, os.getpid(), report)
             backend.reports.mark_stored(report)  # only now: a failed write is repeated
         if (findings := backend.new_prompt_findings()) is not None:
-            await self.stored(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
+            await self.call_store(self.buffer.keep_prompt_findings, job_key, os.getpid(), findings)
             backend.stored_prompt_findings = findings
 
 

@@ -65,7 +65,7 @@ class SessionRegistry:
         await asyncio.gather(*self._notes, return_exceptions=True)
         self._threads.shutdown(wait=True)
 
-    async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def call_store(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Calls a function of the store in a thread and returns its result."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments))
 
@@ -85,7 +85,7 @@ class SessionRegistry:
         """
         if (session := self._sessions.get(session_id)) is not None:
             return session
-        claim = await self.stored(self.claims.find, session_id)
+        claim = await self.call_store(self.claims.find, session_id)
         if claim is None:
             raise NotFoundError(f"there is no session {session_id[:100]!r}: open one with POST /sessions")
         return claim if isinstance(claim, EndedClaim) else self._sessions.setdefault(session_id, Session(claim=claim))
@@ -121,10 +121,10 @@ class SessionRegistry:
         after = 0 if turns is None else turns.recording.last_number
         # The notes of this process must be stored first; the shield keeps them if this request's client disconnects.
         await asyncio.shield(asyncio.gather(*self._notes))
-        new = await self.stored(partial(self.turns.read, session.claim, after=after))
+        new = await self.call_store(partial(self.turns.read, session.claim, after=after))
         session.refusal = None if new.refusal is None else Refusal.decode(new.refusal)
         if turns is None:  # in a thread: the rows may be thousands
-            turns = await self.stored(self._replayed, session.claim, new.rows)
+            turns = await self.call_store(self._replayed, session.claim, new.rows)
         else:
             turns = replay(new.rows, turns)
         session.turns = turns
@@ -137,13 +137,13 @@ class SessionRegistry:
 
     async def end(self, session: Session) -> EndedClaim | None:
         """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""
-        ended = await self.stored(self.claims.find, session.name)
+        ended = await self.call_store(self.claims.find, session.name)
         if not isinstance(ended, EndedClaim):
-            why = await self.stored(self.claims.why_group_closed, session.claim)
+            why = await self.call_store(self.claims.why_group_closed, session.claim)
             if not why:
                 return None
             await self.end_without_reward(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
-            ended = await self.stored(self.claims.find, session.name)
+            ended = await self.call_store(self.claims.find, session.name)
         if not isinstance(ended, EndedClaim):
             return None
         session.end(str(ended))
@@ -159,8 +159,8 @@ class SessionRegistry:
         turn = session.recording.latest(request_digest)
         if turn is None or turn.sent is not None or turn.writer == self.writer:
             return None
-        sent = (await self.stored(self.turns.sent_flags, session.claim)).get(turn.number)
-        if sent is None and await self.stored(self.turns.lives, turn.writer):
+        sent = (await self.call_store(self.turns.sent_flags, session.claim)).get(turn.number)
+        if sent is None and await self.call_store(self.turns.lives, turn.writer):
             return None
         turn.sent = bool(sent)
         return None if turn.sent else turn
@@ -168,7 +168,7 @@ class SessionRegistry:
     async def learn_sent(self, session: Session) -> None:
         """Reads which answers reached their clients, as all processes have stored it."""
         assert session.turns is not None
-        for number, sent in (await self.stored(self.turns.sent_flags, session.claim)).items():
+        for number, sent in (await self.call_store(self.turns.sent_flags, session.claim)).items():
             if (turn := session.turns.by_number.get(number)) is not None:
                 session.recording.note_sent(turn, sent=sent)
 
@@ -208,7 +208,7 @@ class SessionRegistry:
             except RolloutBufferError as error:
                 logger.warning("the other gateway processes do not learn what became of a turn: %s", error.message)
 
-        noting = asyncio.ensure_future(self.stored(write))
+        noting = asyncio.ensure_future(self.call_store(write))
         self._notes.add(noting)
         noting.add_done_callback(self._notes.discard)
         return noting
@@ -217,7 +217,7 @@ class SessionRegistry:
         """Stores that this process lives."""
         status = process_status(os.getpid())
         detail = {"writer": self.writer, "pid": os.getpid(), "started": None if status is None else status.started}
-        await self.stored(self._buffer.beat, self._service, os.getpid(), detail)
+        await self.call_store(self._buffer.beat, self._service, os.getpid(), detail)
 
     # --- images -------------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class SessionRegistry:
                 continue
             image = (images or {}).get(sha256)
             if image is None:
-                image = Image(data=await self.stored(self._buffer.payloads.image, sha256))
+                image = Image(data=await self.call_store(self._buffer.payloads.image, sha256))
             session.add_image(image, self._settings.max_session_image_bytes)
 
     # --- maintenance --------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class SessionRegistry:
         """Ends sessions that are idle for too long, or whose group is closed; returns all sessions that were open."""
         await self._touch()
         now = self._buffer.clock()
-        open_now = await self.stored(self.claims.open_sessions)
+        open_now = await self.call_store(self.claims.open_sessions)
         for session in tuple(self._sessions.values()):
             if session.name not in open_now and not session.closing.locked():
                 await self.refresh(session)
@@ -279,7 +279,7 @@ class SessionRegistry:
             if session.is_in_use and now - session.touched_at >= _touch_interval_s(session.claim.idle_timeout_s)
         ]
         if due:
-            touched_at = await self.stored(self.claims.touch, [session.claim for session in due])
+            touched_at = await self.call_store(self.claims.touch, [session.claim for session in due])
             for session in due:
                 session.was_used, session.touched_at = False, touched_at
 

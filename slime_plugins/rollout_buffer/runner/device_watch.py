@@ -68,15 +68,14 @@ class DeviceWatch:
     def _log_report(self, report: Mapping[str, Any]) -> None:
         devices = {str(device["device_id"]): device for device in report["devices"]}
         for name, device in devices.items():
-            self._log_changes(name, device, self._last.get(name))
+            if name in self._last:
+                self._log_changes(name, device, self._last[name])
         self._last = devices
         if self._since_summary_s >= SUMMARY_INTERVAL_S:
             self._since_summary_s = 0.0
             logger.info("job %s: devices of %s: %s", self._job_id, report["pool"], _summary(report))
 
-    def _log_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
-        if before is None:
-            return
+    def _log_changes(self, name: str, device: Mapping[str, Any], before: Mapping[str, Any]) -> None:
         if device["state"] != before["state"] and device["state"] in _LOGGED_STATES:
             logger.warning("job %s: %s is %s: %s", self._job_id, name, device["state"], device["last_error"] or "old")
         if device["replacements"] > before["replacements"]:

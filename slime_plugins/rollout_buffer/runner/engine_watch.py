@@ -69,12 +69,12 @@ class EngineWatch:
         job, record = self._job, self._job.record
         if record.state is JobState.RUNNING and (trouble := self.breaker.trouble()):
             logger.warning("job %s is paused: the engine %s", record.job_id, trouble)
-            await job.stored(job.buffer.pause_for_engine, job.fence, job.key, trouble)
+            await job.call_store(job.buffer.pause_for_engine, job.fence, job.key, trouble)
         elif record.state is not JobState.PAUSED or record.cause_code is not CauseCode.ENGINE_AWAY:
             return
         elif self.breaker.has_recovered():
             logger.info("job %s resumes: the engine answers again", record.job_id)
-            await job.stored(job.buffer.resume_for_engine, job.fence, job.key)
+            await job.call_store(job.buffer.resume_for_engine, job.fence, job.key)
         elif verdict := self.breaker.verdict():
             logger.error("job %s fails: the engine %s", record.job_id, verdict)
             await job.fail(f"the engine {verdict}", CauseCode.ENGINE_REFUSES)
@@ -85,12 +85,12 @@ class EngineWatch:
     async def _report(self) -> None:
         """Stores the engine's trouble while it lasts; a healthy engine causes no writes."""
         if self._reports.is_due(report := self._engine.report()):
-            await self._job.stored(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
+            await self._job.call_store(self._job.buffer.report_engine, self._job.key, os.getpid(), report)
             self._reports.mark_stored(report)
 
     async def _keep_prompt_findings(self) -> None:
         """Stores the findings of the prompt probe, when they differ from those stored before."""
-        fidelity = self._engine.fidelity
+        job, fidelity = self._job, self._engine.fidelity
         if fidelity is not None and fidelity.findings != self._prompt_findings:
-            await self._job.stored(self._job.buffer.keep_prompt_findings, self._job.key, os.getpid(), fidelity.findings)
+            await job.call_store(job.buffer.keep_prompt_findings, job.key, os.getpid(), fidelity.findings)
             self._prompt_findings = fidelity.findings

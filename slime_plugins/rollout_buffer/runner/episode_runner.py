@@ -116,7 +116,7 @@ class EpisodeRunner:
         self._groups_closing = 0
         self._playing: set[AttemptTimeout] = set()
         self._streak = _FailureStreak()
-        self._admission = GroupAdmission(job.buffer, job.record, job.stored, self._count_played)
+        self._admission = GroupAdmission(job.buffer, job.record, job.call_store, self._count_played)
 
     async def run(self) -> None:
         """Plays until every group is closed or the job is over."""
@@ -130,7 +130,7 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as episodes:
             async for group in self._admission.groups():
                 await self._begin_group(group, episodes)
-        await job.stored(job.buffer.finish_if_done, job.key)
+        await job.call_store(job.buffer.finish_if_done, job.key)
 
     async def _on_refresh(self) -> None:
         await self._engine.on_refresh()
@@ -144,8 +144,8 @@ class EpisodeRunner:
         return len(self._groups) + self._groups_closing
 
     async def _begin_group(self, record: GroupRecord, episodes: asyncio.TaskGroup) -> None:
-        progress = await self._job.stored(self._job.buffer.slot_progress, record.key)
-        instance = await self._job.stored(self._job.buffer.instance, record)
+        progress = await self._job.call_store(self._job.buffer.slot_progress, record.key)
+        instance = await self._job.call_store(self._job.buffer.instance, record)
         filled = {slot for slot, (is_filled, _) in progress.items() if is_filled}
         used_up = {slot for slot, (_, failures) in progress.items() if failures >= self._job.settings.max_attempts}
         open_slots = [slot for slot in range(self._job.record.group_size) if slot not in filled | used_up]
@@ -194,7 +194,7 @@ class EpisodeRunner:
     async def _attempt(self, group: _RunningGroup, slot: int, instance: Instance) -> _AttemptResult:
         record = group.record
         try:
-            number = await self._job.stored(self._job.buffer.begin_attempt, self._job.fence, record, slot)
+            number = await self._job.call_store(self._job.buffer.begin_attempt, self._job.fence, record, slot)
         except JobPausedError:  # paused since the last refresh of the job
             self._job.may_play.clear()
             return _AttemptResult.NOT_COUNTED
@@ -206,15 +206,15 @@ class EpisodeRunner:
 
     async def _play(self, group: _RunningGroup, request: EpisodeRequest) -> _AttemptResult:
         """Plays an attempt that has begun and stores its result."""
-        record, slot, number = group.record, request.slot, request.attempt
+        job, record, slot, number = self._job, group.record, request.slot, request.attempt
         began = asyncio.get_running_loop().time()
         try:
             with self._tracer.span("attempt", _attributes(record, request)) as span:
                 trajectory = checked_trajectory(await self._played(request), request)
-                if not self._job.is_exact:
+                if not job.is_exact:
                     trajectory = replace(trajectory, generations=())
                 span.note({"outcome": str(trajectory.outcome), "reward": trajectory.reward})
-            await self._job.stored(self._job.buffer.add_trajectory, self._job.fence, record, slot, number, trajectory)
+            await job.call_store(job.buffer.add_trajectory, job.fence, record, slot, number, trajectory)
         except FencedError:
             raise
         except _StoppedError:
@@ -234,8 +234,8 @@ class EpisodeRunner:
             raise
         except Exception as error:
             # An error of the generator fails this attempt only.
-            logger.exception("job %s: episode %s raised", self._job.record.job_id, request.uid)
-            reason, own = with_place(error, self._job.generator_file), own_traceback(error)
+            logger.exception("job %s: episode %s raised", job.record.job_id, request.uid)
+            reason, own = with_place(error, job.generator_file), own_traceback(error)
             failure = AttemptFailure(
                 code=GeneratorError.code, message=reason, transcript=request.transcript, traceback=own
             )
@@ -296,16 +296,15 @@ class EpisodeRunner:
         if not failure.given_up:
             details = (self._job.record.job_id, slot, record.instance_id, attempt, failure.code, failure.message)
             logger.warning("job %s: slot %d of %s, attempt %d: %s: %s", *details)
-        await self._job.stored(self._job.buffer.fail_attempt, self._job.fence, record, slot, attempt, failure)
+        await self._job.call_store(self._job.buffer.fail_attempt, self._job.fence, record, slot, attempt, failure)
         if not failure.given_up:
             await self._stop_when_all_fail(failure.code, record.instance_id)
 
     async def _has_evaluation_results(self) -> bool:
         """Returns True for an evaluation that has results. Such a job is not failed: it reports the tasks that could
         not be played."""
-        if not self._job.settings.evaluation:
-            return False
-        return await self._job.stored(self._job.buffer.count_trajectories, self._job.key) > 0
+        job = self._job
+        return job.settings.evaluation and await job.call_store(job.buffer.count_trajectories, job.key) > 0
 
     async def _stop_when_all_fail(self, code: str, instance_id: str) -> None:
         """Fails a job whose attempts fail in a row with one error code, instead of consuming the whole input."""
@@ -317,7 +316,7 @@ class EpisodeRunner:
             logger.error(
                 "job %s: %d attempts in a row failed with %s: the job fails", self._job.record.job_id, limit, code
             )
-            await self._job.stored(self._job.buffer.stop_failing_job, self._job.fence, self._job.key, limit)
+            await self._job.call_store(self._job.buffer.stop_failing_job, self._job.fence, self._job.key, limit)
             raise FencedError
 
     async def _close_group(self, group: _RunningGroup, shortfall: Shortfall = Shortfall.SLOTS_FAILED) -> None:
@@ -325,7 +324,7 @@ class EpisodeRunner:
         self._groups_closing += 1
         try:
             with log_fields(group=group.record.key, instance=group.record.instance_id):
-                await self._job.stored(self._job.judge_and_close, group.record, shortfall)
+                await self._job.call_store(self._job.judge_and_close, group.record, shortfall)
         finally:
             self._groups_closing -= 1
 
@@ -333,7 +332,7 @@ class EpisodeRunner:
         """Cancels the running attempts of groups that reached ``group_timeout_seconds``, and closes these groups."""
         if self._job.record.group_timeout_s is None or not self._groups:
             return
-        for record in await self._job.stored(self._job.buffer.timed_out_groups, self._job.record):
+        for record in await self._job.call_store(self._job.buffer.timed_out_groups, self._job.record):
             group = self._groups.get(record.key)
             if group is not None and not group.waiting_slots:
                 await self._close_group(group, Shortfall.TIMED_OUT)

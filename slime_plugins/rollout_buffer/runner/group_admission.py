@@ -19,7 +19,7 @@ MAX_PASSED_OVER = 32
 """Largest number of later groups that may begin before a deferred group."""
 POLL_INTERVAL_S = 0.5
 
-Stored = Callable[..., Awaitable[Any]]
+CallStore = Callable[..., Awaitable[Any]]
 
 
 class GroupAdmission:
@@ -30,11 +30,11 @@ class GroupAdmission:
     a restart of the runner continue without these limits.
     """
 
-    def __init__(self, buffer: Buffer, job: JobRecord, stored: Stored, count_played: Callable[[], int]) -> None:
-        """``stored`` calls the buffer off the event loop; ``count_played`` returns the number of groups in play."""
+    def __init__(self, buffer: Buffer, job: JobRecord, call_store: CallStore, count_played: Callable[[], int]) -> None:
+        """``call_store`` calls the buffer off the event loop; ``count_played`` returns the number of groups in play."""
         self._buffer = buffer
         self._job = job
-        self._stored = stored
+        self._call_store = call_store
         self._count_played = count_played
         self._next: deque[GroupRecord] = deque()
         self._after = (-1, -1)
@@ -47,7 +47,7 @@ class GroupAdmission:
 
     async def groups(self) -> AsyncIterator[GroupRecord]:
         """Yields open groups until none is left; the caller starts each at once."""
-        begun = await self._stored(self._buffer.started_groups, self._job.key)
+        begun = await self._call_store(self._buffer.started_groups, self._job.key)
         for group in begun:
             yield group
         resumed = {group.key for group in begun}
@@ -63,7 +63,7 @@ class GroupAdmission:
 
     async def _read_on(self, skip: set[int]) -> None:
         while len(self._next) < GROUPS_READ_AHEAD // 2:
-            found: list[GroupRecord] = await self._stored(
+            found: list[GroupRecord] = await self._call_store(
                 lambda: self._buffer.open_groups(self._job.key, after=self._after, limit=GROUPS_READ_AHEAD)
             )
             if not found:
@@ -86,14 +86,14 @@ class GroupAdmission:
         limits = self._job.settings
         if limits.max_groups_ahead is None and limits.max_groups_ready is None:
             return False
-        waiting: WaitingGroups = await self._stored(self._buffer.waiting_groups, self._job.key)
+        waiting: WaitingGroups = await self._call_store(self._buffer.waiting_groups, self._job.key)
         too_many_ahead = limits.max_groups_ahead is not None and played + waiting.total >= limits.max_groups_ahead
         return too_many_ahead or (limits.max_groups_ready is not None and waiting.ready >= limits.max_groups_ready)
 
     async def _admission_state(self, played: int) -> AdmissionState | None:
         if self._job.settings.max_weight_version_lag is None:
             return None
-        state: AdmissionState | None = await self._stored(
+        state: AdmissionState | None = await self._call_store(
             lambda: self._buffer.admission_state(self._job.key, running=played)
         )
         return state

@@ -155,10 +155,10 @@ class JobRunner:
     async def _keep_concurrency(self, state: ConcurrencyState, load: EngineLoad | None) -> None:
         waiting = None if load is None else load.waiting
         keep = partial(store_concurrency, limit=state.limit, reason=state.reason.value, waiting=waiting)
-        await self._job.stored(keep, self._job.buffer.store, self._job.key, os.getpid())
+        await self._job.call_store(keep, self._job.buffer.store, self._job.key, os.getpid())
 
     async def _keep_device_report(self, report: Mapping[str, Any]) -> None:
-        await self._job.stored(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), report))
+        await self._job.call_store(lambda: store_report(self._job.buffer.store, self._job.key, os.getpid(), report))
 
     def _generator_context(self, engine: HttpEngine, tokenizer: Any) -> GeneratorContext:
         return GeneratorContext(

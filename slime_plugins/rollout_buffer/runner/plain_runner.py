@@ -39,11 +39,11 @@ class PlainRunner:
             FencedError: another runner has taken over.
         """
         job = self._job
-        data = await job.stored(self._data)
+        data = await job.call_store(self._data)
         await job.until_over(self._run_and_close(run_rollout, data))
         if await job.refresh() not in FINAL_STATES:
-            await job.stored(self._close_what_is_left)
-            await job.stored(job.buffer.finish_if_done, job.key)
+            await job.call_store(self._close_what_is_left)
+            await job.call_store(job.buffer.finish_if_done, job.key)
 
     def _data(self) -> dict[str, Any]:
         job = self._job
@@ -61,7 +61,7 @@ class PlainRunner:
         running = _in_daemon_thread(run_rollout, data)
         while not running.done():
             await asyncio.wait({running}, timeout=self._job.watch_interval_s)
-            await self._job.stored(self._close_groups)
+            await self._job.call_store(self._close_groups)
         if (error := running.exception()) is not None:
             logger.error("job %s: run_rollout raised", self._job.record.job_id, exc_info=error)
             await self._job.fail(f"run_rollout raised: {place_and_traceback(error, self._job.generator_file)}")

@@ -54,7 +54,7 @@ class PlayedJob:
     async def begin(self) -> None:
         """Takes a new fencing number: from now on this is the only runner of the job."""
         takes_items = self._plugin.create_generator is None
-        self.fence = await self.stored(lambda: self.buffer.begin_running(self.key, takes_items=takes_items))
+        self.fence = await self.call_store(lambda: self.buffer.begin_running(self.key, takes_items=takes_items))
         self._set_pause()
         logger.info("job %s: runner %d begins", self.record.job_id, self.fence)
 
@@ -90,7 +90,7 @@ class PlayedJob:
         Raises:
             FencedError: another runner has taken over.
         """
-        record = await self.stored(self.buffer.job_by_key, self.key)
+        record = await self.call_store(self.buffer.job_by_key, self.key)
         if record.fence != self.fence:
             raise FencedError
         self.record = record
@@ -109,7 +109,7 @@ class PlayedJob:
         Raises:
             FencedError: another runner has taken over.
         """
-        await self.stored(lambda: self.buffer.fail_job(self.key, cause[:2000], code, fence=self.fence))
+        await self.call_store(lambda: self.buffer.fail_job(self.key, cause[:2000], code, fence=self.fence))
 
     def judge_and_close(self, record: GroupRecord, shortfall: Shortfall) -> None:
         """Judges a group by its members and closes it; must be called in the store's thread."""
@@ -119,7 +119,7 @@ class PlayedJob:
             group = f"group {record.instance_id} of epoch {record.epoch}"
             logger.info("job %s: %s is %s %s", self.record.job_id, group, verdict.state.value, verdict.cause.message)
 
-    async def stored(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def call_store(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Calls the store in its thread, one call at a time; retries while the disk is full or the store is busy.
 
         Raises:

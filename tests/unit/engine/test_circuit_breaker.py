@@ -202,14 +202,14 @@ async def test_a_runner_that_begins_while_the_job_waits_for_its_engine_lets_it_g
 async def test_findings_on_prompts_whose_write_was_cancelled_are_stored_at_the_end() -> None:
     found, storing = [], asyncio.Event()
 
-    async def stored(_: Any, *arguments: Any) -> None:
+    async def call_store(_: Any, *arguments: Any) -> None:
         if not storing.is_set():
             storing.set()
             await asyncio.Event().wait()
         found.append(arguments[-1])
 
     engine = AsyncMock(fidelity=SimpleNamespace(findings=("drops the system prompt",)))
-    watch = EngineWatch(Mock(stored=stored), engine)
+    watch = EngineWatch(Mock(call_store=call_store), engine)
     refreshing = asyncio.create_task(watch._keep_prompt_findings())
     await storing.wait()
     refreshing.cancel()

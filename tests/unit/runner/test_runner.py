@@ -263,7 +263,7 @@ async def test_a_slot_that_is_given_up_before_it_began_holds_no_place(
     async def at_once(job: played_job.PlayedJob, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
-    monkeypatch.setattr(played_job.PlayedJob, "stored", at_once)
+    monkeypatch.setattr(played_job.PlayedJob, "call_store", at_once)
     ends = [asyncio.Event(), asyncio.Event(), asyncio.Event()]
 
     async def play(episode: EpisodeRequest) -> Any:

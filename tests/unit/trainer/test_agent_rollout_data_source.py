@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_buffer_lab.mock_trainer import CheckpointDataSource, trainer_args
-from slime.rollout.agent_rollout_data_source import GroupStore
+from slime.rollout.agent_rollout_data_source import SlimeDataSource
 from slime.utils.types import Sample
 from slime_plugins.rollout_buffer.trainer.consumed import (
     JobProgress,
@@ -35,7 +35,7 @@ def names(groups: list[Any]) -> list[Any]:
 
 
 def test_earlier_groups_come_first() -> None:
-    store = GroupStore(source())
+    store = SlimeDataSource(source())
     store.add([agent_group("a"), agent_group("b")])
     store.add([agent_group("c")])
 
@@ -49,7 +49,7 @@ def test_a_data_source_that_only_gives_prompts_is_left_alone() -> None:
         def get_samples(self, num_samples: int) -> list[Any]:
             raise AssertionError("nothing is to be asked of it")
 
-    store = GroupStore(OnlyPrompts())
+    store = SlimeDataSource(OnlyPrompts())
     store.add([agent_group("a"), agent_group("b")])
     store.update_metadata({"0": ["a"]})
 
