@@ -66,11 +66,7 @@ from slime_plugins.rollout_buffer.state import (
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.deliveries import Delivery
 from slime_plugins.rollout_buffer.state.delivery_reader import DeliveredMembers, only_played
-from slime_plugins.rollout_buffer.state.group_closing import (
-    close_full_groups,
-    judge_and_close,
-    judge_and_close_outside,
-)
+from slime_plugins.rollout_buffer.state.group_closing import close_full_groups, judge_and_close, judge_and_close_outside
 from slime_plugins.rollout_buffer.state.item_writes import ItemWriter, Refusal, Write, Written, groups_of_known_instance
 from slime_plugins.rollout_buffer.state.job_start import StartAction, StartedJob
 from slime_plugins.rollout_buffer.state.job_transitions import cancel_job, end_job, set_state

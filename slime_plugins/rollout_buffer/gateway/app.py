@@ -50,7 +50,7 @@ GATEWAY: Final = web.AppKey("gateway", Gateway)
 KEYS: Final = web.AppKey("keys", SessionKeys)
 TOKEN: Final = web.AppKey("token", str)
 SCORER: Final = web.AppKey("scorer", Scorer)
-REMOTE_ROLLOUT: Final = web.AppKey("trainer", RemoteRolloutAdapter)
+REMOTE_ROLLOUT: Final = web.AppKey("remote_rollout", RemoteRolloutAdapter)
 
 logger = logging.getLogger(__name__)
 
@@ -178,11 +178,11 @@ async def _open(request: web.Request) -> web.Response:
     body = parse(OpenBody, await _object(request))
     gateway = request.app[GATEWAY]
     session = await gateway.open(body)
-    key = request.app[KEYS].key_of(session.name)
+    key = request.app[KEYS].key_of(session.uid)
     url = (gateway.settings.public_url or str(request.url.origin())).rstrip("/")
-    access = {"api_key": key, "base_url": f"{url}/sessions/{key}/v1", "openai_base_url": f"{url}/v1"}
-    access["anthropic_base_url"] = f"{url}/sessions/{key}"
-    return _json({**gateway.describe(session), **access, "model": MODEL_NAME})
+    session_url = f"{url}/sessions/{key}"
+    access = {"api_key": key, "base_url": f"{session_url}/v1", "openai_base_url": f"{url}/v1"}
+    return _json({**gateway.describe(session), **access, "anthropic_base_url": session_url, "model": MODEL_NAME})
 
 
 async def _show(request: web.Request) -> web.Response:

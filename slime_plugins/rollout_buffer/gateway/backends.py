@@ -22,6 +22,7 @@ from slime_plugins.rollout_buffer.engine.http_engine import HttpEngine
 from slime_plugins.rollout_buffer.engine.image_token_counts import image_size, size_rule_of
 from slime_plugins.rollout_buffer.engine.prompt_probe import EngineFidelity
 from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError, InvalidPayloadError
+from slime_plugins.rollout_buffer.gateway.slot_claims import PLAYED_BY_RUNNER
 from slime_plugins.rollout_buffer.recording.message_matching import matching_of
 from slime_plugins.rollout_buffer.recording.messages import digest
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
@@ -172,8 +173,10 @@ class JobBackends:
         """Returns the backend of a job. The first call creates it and starts the prompt probe of its engine.
 
         Raises:
-            ConflictError: the job has no engine or tokenizer, or the tokenizer does not load.
+            ConflictError: the job has a runner, or no engine or tokenizer, or the tokenizer does not load.
         """
+        if job.has_runner:
+            raise ConflictError(PLAYED_BY_RUNNER.format(job.job_id))
         if (backend := self._backends.get(job.key)) is not None:
             return backend
         if (making := self._making.get(job.key)) is None:

@@ -33,7 +33,7 @@ class Rewards:
 
 
 def shown_images(session: Session) -> list[str]:
-    """Returns the hashes of the images that a trajectory of the session needs; they must be loaded before."""
+    """Returns the hashes of the images that a trajectory of the session needs; they are loaded before it is made."""
     return [*dict.fromkeys((*image_hashes_of(session.view.messages), *sorted(session.recording.images())))]
 
 
@@ -51,7 +51,7 @@ def trajectory_of(session: Session, body: CloseBody, rewards: Rewards, *, closed
     gateway_info = {**recording.describe(), "tools": list(session.view.tools)}
     turn_rewards, token_rewards = _rewards_of_turns(session, generations, rewards, scoring_url=body.scoring_url)
     return Trajectory(
-        uid=session.name,
+        uid=session.uid,
         instance_id=session.claim.instance.instance_id,
         messages=list(session.view.messages),
         reward=rewards.reward,

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slime_plugins.rollout_buffer.errors import ConflictError, InvalidPayloadError, RolloutBufferError
+from slime_plugins.rollout_buffer.errors import InvalidPayloadError, RolloutBufferError
 from slime_plugins.rollout_buffer.gateway.rollout_log import RolloutLog
 from slime_plugins.rollout_buffer.gateway.service import Gateway
 from slime_plugins.rollout_buffer.remote_rollout.bodies import OpenBody
@@ -57,11 +57,9 @@ class RemoteRolloutAdapter:
         if opening.job_id is None:
             raise InvalidPayloadError("job_id is missing: the external job whose engine samples the turns")
         job = await self._gateway.call_store(self._gateway.buffer.job, opening.job_id)
-        if job.has_runner:
-            raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
+        backend = await self._gateway.backends.open(job)
         if opening.instance_id is not None:
             await self._gateway.call_store(self._gateway.buffer.check_instance, job, opening.instance_id)
-        backend = await self._gateway.backends.open(job)
         path = str(job.settings.tokenizer_path)
         if opening.tokenizer_name not in (None, path):
             raise InvalidPayloadError(f"the tokenizer of job {job.job_id} is {path}: leave tokenizer_name out")

@@ -63,7 +63,6 @@ from slime_plugins.rollout_buffer.types import (
     Generation,
     Image,
     Message,
-    MessageMatching,
     StopReason,
     WriteStatus,
 )
@@ -161,12 +160,9 @@ class Gateway:
 
         Raises:
             BusyError: the limit of sessions is reached, or every slot is taken.
-            RequestError: the job takes no sessions; see ``SlotClaims.claim``.
+            RequestError: the job takes no sessions; see ``JobBackends.open`` and ``SlotClaims.claim``.
         """
-        job = await self.call_store(self.buffer.job, body.job_id)
-        matching = MessageMatching.STRICT
-        if not job.has_runner:  # ``SlotClaims.claim`` refuses a job with a runner
-            matching = (await self.backends.open(job)).matching
+        backend = await self.backends.open(await self.call_store(self.buffer.job, body.job_id))
         claim = await self.turns.commit(
             lambda connection: self.claims.claim(
                 connection,
@@ -176,7 +172,7 @@ class Gateway:
                 max_sessions=self.settings.max_sessions,
             )
         )
-        session = Session(claim=claim, turns=SessionTurns(Recording(matching)))
+        session = Session(claim=claim, turns=SessionTurns(Recording(backend.matching)))
         self.registry.add(session)
         return session
 
@@ -214,7 +210,7 @@ class Gateway:
                 assert body.reward is not None  # ``CloseBody`` has either a reward or a scoring_url
                 rewards = Rewards(reward=body.reward, turn_rewards=body.turn_rewards, token_rewards=body.token_rewards)
             job = await self.call_store(self.buffer.job_by_key, session.claim.job.key)
-            check_reward(job, session.name, rewards.reward)
+            check_reward(job, session.uid, rewards.reward)
             return await self._finish(session, body, rewards, scored_turns)
 
     async def _finish(self, session: Session, body: CloseBody, rewards: Rewards, scored_turns: int) -> dict[str, Any]:
@@ -227,14 +223,14 @@ class Gateway:
                 status = await self._store_trajectory(session, body, rewards)
         except StaleAttemptError as error:
             self.registry.remove(session)
-            raise GoneError(f"session {session.name} was given up before it was closed: {error.message}") from error
+            raise GoneError(f"session {session.uid} was given up before it was closed: {error.message}") from error
         except BaseException:  # also when the client disconnects
             session.ended = None
             session.was_used = True  # its idle timeout begins again
             raise
         self.registry.remove(session)
         return {
-            "session_id": session.name,
+            "session_id": session.uid,
             "status": status,
             "reward": rewards.reward,
             "turns": session.recording.num_turns,
@@ -274,7 +270,7 @@ class Gateway:
         """Returns the state of an open session."""
         claim, recording = session.claim, session.recording
         return {
-            "session_id": session.name,
+            "session_id": session.uid,
             "job_id": claim.job.job_id,
             "instance_id": claim.instance.instance_id,
             "instance": dict(claim.instance.data),
@@ -338,7 +334,7 @@ class Gateway:
             if count >= limit:
                 await self.registry.refuse(session, engine_failure=session.engine_failure, limit=stop_reason)
                 raise GoneError(
-                    f"session {session.name} has {count} {what}, {limit} is the limit: close it",
+                    f"session {session.uid} has {count} {what}, {limit} is the limit: close it",
                     {"stop_reason": stop_reason},
                 )
 
@@ -357,7 +353,7 @@ class Gateway:
         sampling = GenerateRequest(
             input_ids=prompt.ids,
             sampling_params=sampling_of(body, backend.sampling, pinned=backend.is_pinned),
-            session_id=session.name,
+            session_id=session.uid,
             images=[session.images[sha256] for sha256 in prompt.images],
             on_tokens=None if emit is None else stream.add,
         )
@@ -393,7 +389,7 @@ class Gateway:
     def _begun(self, session: Session, body: ChatBody, name: str, prompt_tokens: int) -> ChatReply:
         """Returns a reply as it begins, without a message."""
         return ChatReply(
-            name=f"{session.name}-{name}",
+            name=f"{session.uid}-{name}",
             created=int(self.buffer.clock()),
             model=body.model or MODEL_NAME,
             message={},
@@ -463,7 +459,7 @@ class Gateway:
                 if not (await self.registry.read_new(session)).rows:
                     await self.registry.end(session)
                     session.check_open()
-                    raise UnavailableError(f"the turn of session {session.name} cannot be stored: ask again")
+                    raise UnavailableError(f"the turn of session {session.uid} cannot be stored: ask again")
                 if request.is_retry and (stored := session.recording.latest(turn.request)) is not None:
                     return stored
 
@@ -483,9 +479,9 @@ class Gateway:
         Raises:
             InvalidPayloadError: ``session_id`` names another session, or the session has no such turn.
         """
-        if (session_id, turn_name) == (session.name, session.view.turn):
+        if (session_id, turn_name) == (session.uid, session.view.turn):
             return session.view.messages
-        rows = [] if session_id != session.name else (await self.call_store(self.turns.read, session.claim)).rows
+        rows = [] if session_id != session.uid else (await self.call_store(self.turns.read, session.claim)).rows
         replayed = SessionTurns()
         for row in rows:
             if replay([row], replayed).view.turn == turn_name:
@@ -582,7 +578,7 @@ def _reply(session: Session, body: ChatBody, turn: Turn, chat: ChatTokens) -> Ch
     num_prompt_ids = sum(each.own_length for each in turn.path()) - num_sampled
     prompt_tokens = num_prompt_ids if sampled.prompt_tokens is None else sampled.prompt_tokens
     return ChatReply(
-        name=f"{session.name}-{turn.name}",
+        name=f"{session.uid}-{turn.name}",
         created=int(turn.created),
         model=body.model or MODEL_NAME,
         message=turn.message,

@@ -72,10 +72,10 @@ class SessionRegistry:
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def add(self, session: Session) -> None:
-        self._sessions[session.name] = session
+        self._sessions[session.uid] = session
 
     def remove(self, session: Session) -> None:
-        self._sessions.pop(session.name, None)
+        self._sessions.pop(session.uid, None)
 
     async def find(self, session_id: str) -> Session | EndedClaim:
         """Returns an open session, whichever process opened it, or how it ended.
@@ -137,13 +137,13 @@ class SessionRegistry:
 
     async def end(self, session: Session) -> EndedClaim | None:
         """Ends a session that takes no turns any more; returns how it ended, None if it is open after all."""
-        ended = await self.call_store(self.claims.find, session.name)
+        ended = await self.call_store(self.claims.find, session.uid)
         if not isinstance(ended, EndedClaim):
             why = await self.call_store(self.claims.why_group_closed, session.claim)
             if not why:
                 return None
             await self.end_without_reward(session, GROUP_CLOSED, f"was ended: {why}", given_up=True)
-            ended = await self.call_store(self.claims.find, session.name)
+            ended = await self.call_store(self.claims.find, session.uid)
         if not isinstance(ended, EndedClaim):
             return None
         session.end(str(ended))
@@ -182,7 +182,7 @@ class SessionRegistry:
         if not turn.sent:
             self._note(self.turns.note_sent, session.claim, turn.number, sent=False)
             logger.info("session %s: turn %d did not reach its client; it is trained only if its request is repeated",
-                        session.name, turn.number, extra=log_fields(session))  # fmt: skip
+                        session.uid, turn.number, extra=log_fields(session))  # fmt: skip
 
     async def refuse(
         self,
@@ -241,7 +241,7 @@ class SessionRegistry:
         now = self._buffer.clock()
         open_now = await self.call_store(self.claims.open_sessions)
         for session in tuple(self._sessions.values()):
-            if session.name not in open_now and not session.closing.locked():
+            if session.uid not in open_now and not session.closing.locked():
                 await self.refresh(session)
         due = [one for one in open_now.items() if self._expiry(*one, now)]
         for start in range(0, len(due), ENDED_TOGETHER):
@@ -291,7 +291,7 @@ class SessionRegistry:
         """
         session.end(why)
         self.remove(session)
-        logger.info("session %s %s (%s)", session.name, why, code, extra=log_fields(session))
+        logger.info("session %s %s (%s)", session.uid, why, code, extra=log_fields(session))
         if session.turns is None:
             with contextlib.suppress(RolloutBufferError):  # without its turns, only the transcript is missing
                 async with session.writing:
@@ -302,7 +302,7 @@ class SessionRegistry:
             failure = AttemptFailure(code=code, message=f"the session {why}", given_up=given_up, transcript=transcript)
             await self.turns.commit(lambda connection: self.claims.fail(connection, session.claim, failure))
         except StaleAttemptError:
-            logger.info("session %s was taken over", session.name, extra=log_fields(session))
+            logger.info("session %s was taken over", session.uid, extra=log_fields(session))
         return AttemptState.GIVEN_UP if given_up else AttemptState.FAILED
 
 

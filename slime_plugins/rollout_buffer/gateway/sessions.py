@@ -122,11 +122,11 @@ class Session:
     """Parts of turns, cancelled when the session ends."""
     answering: dict[bytes, asyncio.Future[None]] = field(default_factory=dict)
     """By request digest, the turns that this process samples now."""
-    name: str = field(init=False)
+    uid: str = field(init=False)
     """The session's id, which is also the id of its attempt and trajectory."""
 
     def __post_init__(self) -> None:
-        self.name = self.claim.uid
+        self.uid = self.claim.uid
 
     @property
     def recording(self) -> Recording:
@@ -157,7 +157,7 @@ class Session:
             GoneError: the session has ended.
         """
         if self.ended is not None:
-            raise GoneError(f"session {self.name} {self.ended}")
+            raise GoneError(f"session {self.uid} {self.ended}")
 
     def add_image(self, image: Image, max_bytes: int) -> None:
         """Adds a screenshot, unless the session has it already.
@@ -168,7 +168,7 @@ class Session:
         if image.sha256 in self.images:
             return
         if self.image_bytes + len(image.data) > max_bytes:
-            raise PayloadTooLargeError(f"the images of session {self.name} are more than {max_bytes} bytes")
+            raise PayloadTooLargeError(f"the images of session {self.uid} are more than {max_bytes} bytes")
         self.images[image.sha256] = image
         self.image_bytes += len(image.data)
 

@@ -17,17 +17,14 @@ from slime_plugins.rollout_buffer.rules import job_states
 from slime_plugins.rollout_buffer.rules.attempt_uid import AttemptUid
 from slime_plugins.rollout_buffer.state.attempts import AttemptFailure
 from slime_plugins.rollout_buffer.state.group_opening import instance_of, is_planned, open_next, open_next_of_instance
-from slime_plugins.rollout_buffer.storage.tables import (
-    attempt_rows,
-    delivery_rows,
-    group_rows,
-    job_rows,
-)
+from slime_plugins.rollout_buffer.storage.tables import attempt_rows, delivery_rows, group_rows, job_rows
 from slime_plugins.rollout_buffer.storage.tables.attempt_rows import OpenSession, SlotUse
 from slime_plugins.rollout_buffer.storage.tables.connection import Connection
 from slime_plugins.rollout_buffer.storage.tables.group_rows import GroupRecord
 from slime_plugins.rollout_buffer.storage.tables.job_rows import JobRecord
 from slime_plugins.rollout_buffer.types import AttemptState, GroupState, Instance, JobState, Trajectory, WriteStatus
+
+PLAYED_BY_RUNNER = "job {} is played by a runner of its own: start one of task_type external"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,7 +195,7 @@ def _job_for_claim(connection: Connection, job_id: str) -> JobRecord:
     if job is None:
         raise NotFoundError(f"there is no job {job_id[:300]!r}; GET /jobs lists them")
     if job.has_runner:
-        raise ConflictError(f"job {job.job_id} is played by a runner of its own: start one of task_type external")
+        raise ConflictError(PLAYED_BY_RUNNER.format(job.job_id))
     if job.state is JobState.PAUSED:
         raise UnavailableError(f"job {job.job_id} is paused: no slot can be claimed until it is resumed")
     if job.state not in job_states.OPEN_STATES:
