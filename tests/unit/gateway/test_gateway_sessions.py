@@ -21,7 +21,7 @@ from aiohttp import web
 from slime.utils.mask_rows import ROUTED_EXPERTS, RecordBytes, TokenRecords
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
 from slime_plugins.rollout_buffer.engine.base import GenerateReply
-from slime_plugins.rollout_buffer.errors import ConfigError
+from slime_plugins.rollout_buffer.errors import ConfigError, ConflictError
 from slime_plugins.rollout_buffer.gateway import app
 from slime_plugins.rollout_buffer.gateway.session_bodies import CloseBody
 from slime_plugins.rollout_buffer.gateway.sessions import SessionKeys
@@ -41,7 +41,7 @@ from tests.gateway_support import (
     start_session_job,
     tokenizer,
 )
-from tests.support import poll, refuse_room, slot_counts, start_external, uids, write, written
+from tests.support import Claims, poll, refuse_room, slot_counts, start_external, start_played, uids, write, written
 from tests.waiting import until
 
 
@@ -109,6 +109,15 @@ async def test_a_job_without_an_engine_and_an_unknown_one_are_refused_with_a_sen
     assert (await gateway.call("POST", "/sessions", {"job_id": "no such"})).status == 404
     assert (await gateway.call("POST", "/sessions", {"job": "x"})).status == 400
     assert slot_counts(gateway.buffer, job)["open"] == 1
+
+
+async def test_a_job_with_a_runner_takes_no_sessions_no_rollouts_and_no_claims(gateway: GatewayUnderTest) -> None:
+    job_id = start_played(gateway.buffer).job_id
+    for path, name in (("/sessions", {}), ("/rollouts", {"rollout_id": "r"})):
+        refused = await gateway.call("POST", path, {"job_id": job_id, **name})
+        assert (refused.status, "played by a runner" in refused.body["error"]["message"]) == (409, True)
+    with pytest.raises(ConflictError, match="played by a runner"):
+        Claims(gateway.buffer).take(job_id)
 
 
 async def test_a_tokenizer_that_loads_for_long_and_in_vain_holds_up_no_other_job(tmp_path: Path) -> None:
