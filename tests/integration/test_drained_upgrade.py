@@ -43,9 +43,9 @@ def test_the_next_version_goes_on_with_what_a_drained_server_had(
             "instances": [{"instance_id": f"m{at}", "prompt": f"{at} + 1?", "label": str(at + 1)} for at in range(8)],
         }
     )
-    wait_until(lambda: client.job("played")["slots"]["ready"], what="a group that was played")
+    wait_until(lambda: client.job("played")["slots"]["ready"], 100, "a group that was played")
     client.drain("played", stop=True)
-    wait_until(lambda: "running" not in client.job("played")["attempts"], what="the end of what runs")
+    wait_until(lambda: "running" not in client.job("played")["attempts"], 100, "the end of what runs")
     before = {name: facts_that_no_restart_changes(client.job(name)) for name in ("written", "played")}
     server.stop()
 

@@ -22,6 +22,7 @@ from flask.testing import FlaskClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_buffer_lab.mock_trainer import MockTrainer, trainer_args
+from slime.rollout import agent_rollout
 from slime.rollout.agent_rollout import reset_jobs
 from slime_plugins.rollout_buffer.buffer import Buffer
 from slime_plugins.rollout_buffer.demo_tokenizer import DEMO_TOKENIZER_PATH
@@ -221,12 +222,14 @@ async def test_every_view_agrees_after_a_run_with_failures(client: FlaskClient, 
 def test_what_a_trainer_logs_agrees_with_every_view(
     make_client: Callable[..., FlaskClient],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     quick_runner: None,
     task_type: str,
     ids: list[str],
     valid: int,
 ) -> None:
     """The metrics of the trainer's last rollout, W&B's file and the metrics file are the buffer's of the whole job."""
+    monkeypatch.setattr(agent_rollout, "LOGGING_TIMEOUT_S", 50.0)  # without the buffer's metrics nothing agrees
     reset_jobs()
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"instance_id": name}) + "\n" for name in ids))
     client = make_client(data_roots=(tmp_path,))
