@@ -48,8 +48,11 @@ if __name__ == "__main__":
     os.environ.setdefault("ROLLOUT_BUFFER_ANDROID_WORLD_CONFIG", str(HERE.parents[1] / "config.yaml"))
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
+    from slime_plugins.rollout_buffer.install_hints import install_extra
 
     try:
         sys.exit(asyncio.run(main()))
-    except (RolloutBufferError, ImportError) as error:
+    except RolloutBufferError as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    except ImportError as error:
+        sys.exit(f"{sys.executable} lacks a package ({error}): {install_extra('android')}")

@@ -50,8 +50,11 @@ if __name__ == "__main__":
         sys.exit(f"set {' and '.join(wanted)}: a model's folder, and the port of an SGLang server of it")
     host = os.environ.get("SLIME_TEST_SGLANG_HOST", "127.0.0.1")
     from slime_plugins.rollout_buffer.errors import RolloutBufferError
+    from slime_plugins.rollout_buffer.install_hints import install_extra
 
     try:
         sys.exit(asyncio.run(main(os.environ[wanted[0]], host, int(os.environ[wanted[1]]))))
-    except (RolloutBufferError, ImportError) as error:
+    except RolloutBufferError as error:
         sys.exit(f"{type(error).__name__}: {error}")
+    except ImportError as error:
+        sys.exit(f"{sys.executable} lacks a package ({error}): {install_extra('android')}")

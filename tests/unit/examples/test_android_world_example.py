@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def test_what_a_guide_names_is_there(name: str) -> None:
         or name.startswith(("data/", "tests/"))
         or f"`{name}`" in (EXAMPLE / "README.md").read_text(encoding="utf-8")
     )
+
+
+@pytest.mark.parametrize("name", ["test_env_pool.py", "test_rollout.py"])
+def test_a_script_in_a_python_without_the_packages_says_what_to_install(name: str) -> None:
+    environment = {"SLIME_TEST_MODEL": "m", "SLIME_TEST_SGLANG_PORT": "1"}
+    command = [sys.executable, "-S", str(EXAMPLE / "tests" / name)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 1
+    assert "lacks a package (No module named" in ended.stderr
+    assert "[android]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_the_templates_take_the_documented_fields() -> None:
