@@ -23,7 +23,7 @@ class Contact:
 
 
 def contacts(state: DeviceState) -> list[Contact]:
-    """Returns all contacts by name."""
+    """Returns all contacts by name; one with two numbers comes twice, as the provider's list of phones has it."""
     rows = state.contacts_db.query(
         """
         SELECT raw_contacts._id AS contact_id, display_name, data1, data2
