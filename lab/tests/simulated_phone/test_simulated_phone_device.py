@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rollout_buffer_lab.simulated_phone.device_state.state import Settings
 from rollout_buffer_lab.simulated_phone.phone import FailingCalls, SimulatedPhone, SimulatedPhoneConfig
 from rollout_buffer_lab.simulated_phone.screen_reader import read_screen
 from slime_plugins.rollout_buffer.devices.interface import Device, Observation
@@ -90,6 +91,13 @@ def test_what_cannot_be_done_is_noted_and_changes_nothing(action: Action) -> Non
 
 
 # Faults
+
+
+@pytest.mark.parametrize(("text", "number"), [("5", 5), ("-5", -5), ("--5", 0), ("5 %", 0)])
+def test_a_setting_that_is_no_number_counts_as_0(text: str, number: int) -> None:
+    settings = Settings()
+    settings.put("system", "screen_brightness", text)
+    assert settings.number("system", "screen_brightness") == number
 
 
 def test_a_planned_fault_raises_once_and_changes_nothing() -> None:

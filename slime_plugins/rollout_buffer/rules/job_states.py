@@ -70,7 +70,8 @@ def ending_of(
         message = f"none of {failed + filtered} groups could be delivered{_commonest(most, failed + filtered)}"
         return JobState.FAILED, Cause(CauseCode.NO_GROUP_READY, message)
     if filtered:
-        message = f"all {filtered} groups were filtered{_commonest(commonest[GroupState.FILTERED], filtered)}"
+        were = "the only group was" if filtered == 1 else f"all {filtered} groups were"
+        message = f"{were} filtered{_commonest(commonest[GroupState.FILTERED], filtered)}"
         return JobState.FINISHED, Cause(CauseCode.NO_GROUP_READY, message)
     return JobState.FINISHED, NO_CAUSE
 

@@ -92,7 +92,7 @@ def end_running_attempt(
 ) -> None:
     """Ends a running attempt and stores its transcript; does nothing to an attempt that has ended.
 
-    ``error`` is (code, message).
+    ``error`` is (code, message). A group of an external job that is full then is closed.
     """
     if attempt_rows.running_since(connection, group.key, slot, attempt) is None:
         return
@@ -128,7 +128,8 @@ def pending_payload(trajectory: Trajectory) -> PendingPayload:
 
 
 def add_trajectory(connection: Connection, now: float, result: AttemptResult, payload: StoredPayload) -> WriteResult:
-    """Adds the row of a trajectory whose payload is durable, and ends its attempt; see ``Buffer.add_trajectory``."""
+    """Adds the row of a trajectory whose payload is durable, and ends its attempt; closes a full group of an external
+    job. See ``Buffer.add_trajectory``."""
     group, slot, attempt, uid = result.group, result.slot, result.attempt, result.trajectory.uid
     if is_duplicate(connection, result):
         return WriteResult(uid=uid, status=WriteStatus.DUPLICATE)

@@ -136,8 +136,15 @@ async def test_a_job_whose_groups_were_all_filtered_says_so(quick: Buffer) -> No
     assert "no group could be delivered: all 3 groups were filtered" in told
 
 
-@pytest.mark.parametrize(("count", "of_them"), [(3, ""), (2, ", 2 of them")])
-def test_a_job_names_the_commonest_cause_and_of_how_many_groups_it_is(count: int, of_them: str) -> None:
+@pytest.mark.parametrize(
+    ("groups", "count", "told"),
+    [
+        (3, 3, "all 3 groups were filtered"),
+        (3, 2, "all 3 groups were filtered, 2 of them"),
+        (1, 1, "the only group was filtered"),
+    ],
+)
+def test_a_job_names_the_commonest_cause_and_of_how_many_groups_it_is(groups: int, count: int, told: str) -> None:
     most = CountedCause(not_valid([1.0, 1.0], is_custom=False), count)
-    _, cause = ending_of({GroupState.FILTERED: 3}, {GroupState.FILTERED: most}, None)
-    assert cause.message == f"all 3 groups were filtered{of_them}: {most.cause.message}"
+    _, cause = ending_of({GroupState.FILTERED: groups}, {GroupState.FILTERED: most}, None)
+    assert cause.message == f"{told}: {most.cause.message}"

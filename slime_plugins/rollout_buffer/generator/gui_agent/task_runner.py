@@ -180,7 +180,8 @@ class TaskRunner:
 
         After a reply without a valid action it is 0.
         """
-        actions = [_without(entry, "turn", "thinking_tokens", "note", "corrected") for entry in self.log]
+        others = {"turn", "thinking_tokens", "note", "corrected"}
+        actions = [{name: fact for name, fact in entry.items() if name not in others} for entry in self.log]
         if not actions or "malformed" in actions[-1]:
             return 0
         return sum(1 for _ in itertools.takewhile(lambda entry: entry == actions[-1], reversed(actions)))
@@ -223,10 +224,6 @@ class TaskRunner:
         """Logs a turn's action and the observation before it; empty facts are left out."""
         entry = {"turn": turn, "screenshot": before.screenshot.sha256, "thinking_tokens": thinking_tokens}
         self.log.append(entry | {name: fact for name, fact in facts.items() if fact not in (None, "")})
-
-
-def _without(entry: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: fact for name, fact in entry.items() if name not in names}
 
 
 def _described(parsed: ParsedAction) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Settings:
     def number(self, namespace: str, key: str) -> int:
         """Returns the value as an integer; 0 if it is none."""
         value = self.get(namespace, key) or ""
-        return int(value) if value.lstrip("-").isdecimal() else 0
+        return int(value) if value.removeprefix("-").isdecimal() else 0
 
 
 class DeviceState:
