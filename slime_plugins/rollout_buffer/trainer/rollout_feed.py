@@ -140,8 +140,8 @@ class RolloutFeed:
         """Waits for ``n_groups`` groups with trainable rows, and returns them.
 
         The last batch of a job may have fewer. Groups that were received before an error are in the batch of the next
-        call. ``weight_version`` is the trainer's newest: with ``staleness_policy: drop``, groups that are too old for it
-        are not delivered.
+        call. ``weight_version`` is the trainer's newest: with ``staleness_policy: drop``, too old groups are not
+        delivered.
 
         Raises:
             InputExhaustedError: there is no group left.
