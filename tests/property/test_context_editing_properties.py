@@ -1,4 +1,4 @@
-"""The invariants of edited contexts, C1 to C11, over random scripts of an agent that calls its tools well and badly.
+"""The invariants of edited contexts, over random scripts of an agent that calls its tools well and badly.
 
 The agent's turns are tokenised in ways no tokenizer would choose, so that anything that is tokenised again shows.
 """
@@ -89,7 +89,7 @@ def whole(generation: Generation) -> list[int]:
 @few
 @given(scripts)
 def test_every_token_is_trained_once_in_the_context_it_was_sampled_in(script: list[Any]) -> None:
-    """C1 to C4, C6, C7, C11: against what the engine was sent and what it replied."""
+    """Against what the engine was sent and what it replied."""
     game = played(script)
     generations = game.trajectory.generations
     rows = pack_training_rows(generations)
@@ -117,7 +117,7 @@ def test_every_token_is_trained_once_in_the_context_it_was_sampled_in(script: li
 @few
 @given(scripts)
 def test_a_row_begins_exactly_where_something_was_deleted(script: list[Any]) -> None:
-    """C5: a turn's prompt continues the sequence before it if and only if that turn deleted nothing."""
+    """A turn's prompt continues the sequence before it if and only if that turn deleted nothing."""
     game = played(script)
     generations = game.trajectory.generations
     deleting = {seen.turns - 1 for seen in game.deletions}
@@ -229,7 +229,7 @@ def without_seconds(trajectory: Trajectory) -> dict[str, Any]:
 @few
 @given(scripts)
 def test_the_same_script_gives_the_same_episode_and_ids_are_never_used_again(script: list[Any]) -> None:
-    """C10: replay, monotone deletion, unique ids."""
+    """A replay is equal, deletions are never undone, and ids are unique."""
     game, again = played(script), played(script)
     assert without_seconds(game.trajectory) == without_seconds(again.trajectory)
     assert [message["msg_id"] for message in game.trajectory.messages] == list(range(len(game.trajectory.messages)))

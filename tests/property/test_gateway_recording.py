@@ -2,7 +2,6 @@
 
 The client is drawn: it goes on, asks again, goes back, edits what was said, drops messages from the middle, changes
 white space and tools, and rewrites its history as real ones do.
-C1 to C11 are the invariants of context editing; the test that holds one names it.
 """
 
 from __future__ import annotations
@@ -252,7 +251,7 @@ def test_a_prompt_says_what_its_client_said_in_order(moves: Any, seed: int) -> N
 @any_client
 @example([("on", 0, "go on"), ("name", 0, "go on")], 0)  # other messages, but the same ids
 def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_continued(moves: Any, seed: int) -> None:
-    """C5: as many rows as there are turns that no other turn continues."""
+    """There are as many rows as there are turns that no other turn continues."""
     client = played(moves, seed)
     _, rows = rows_of(client)
     held = [([*sent.prompt_ids, *sent.output_ids], sent.images) for sent in client.sent]
@@ -271,7 +270,7 @@ def test_a_row_is_opened_exactly_where_no_exact_prefix_can_be_continued(moves: A
 @bounded
 @any_client
 def test_the_same_moves_give_the_same_rows_and_the_order_is_told(moves: Any, seed: int) -> None:
-    """C10, C11: turns are numbered from 1 without gaps, and each row names its turns in the order they were sampled."""
+    """Turns are numbered from 1 without gaps, and each row names its turns in the order they were sampled."""
     first, second = played(moves, seed), played(moves, seed)
     assert rows_of(first)[1] == rows_of(second)[1]
     numbers = first.recording.numbers()

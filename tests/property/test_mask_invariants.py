@@ -1,4 +1,4 @@
-"""The mask invariants M1 to M9 and M12, over random hostile conversations, against pieces written by hand."""
+"""The invariants of masks, over random hostile conversations, against pieces written by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def draw(data: st.DataObject, name: str) -> mask_conversations.Conversation:
 @drawn(25)
 @given(data=example)
 def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) -> None:
-    """M1, M2, M3, M12: equal lengths, the template's own ids, 1 exactly on sampled pieces, 0 and reported on edges."""
+    """Equal lengths, the template's own ids, 1 exactly on sampled pieces, 0 and reported on edges."""
     messages, tools = draw(data, name)
     right = mask_oracle.expected(chat_tokenizers.load(name), chat_tokenizers.KINDS[name].oracle, messages, tools)
     masked = generator_of(name).mask_conversation(messages, tools)
@@ -77,7 +77,7 @@ def test_ids_and_mask_are_what_the_pieces_say(name: str, data: st.DataObject) ->
 @drawn(10)
 @given(data=example)
 def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str, data: st.DataObject) -> None:
-    """M3 and M4: as many regions as trained turns, each the NFC form of its body with the end-of-turn token."""
+    """As many regions as trained turns, each the NFC form of its body with the end-of-turn token."""
     kind = chat_tokenizers.KINDS[name]
     tokenizer = chat_tokenizers.load(name)
     messages, tools = draw(data, name)
@@ -103,7 +103,7 @@ def test_every_trained_turn_is_one_region_that_ends_at_the_end_of_turn(name: str
 @drawn(10)
 @given(data=example)
 def test_what_others_say_never_changes_what_is_trained(name: str, data: st.DataObject) -> None:
-    """M5: user, tool and system texts and tool definitions may be anything."""
+    """User, tool and system texts and tool definitions may be anything."""
     messages, tools = draw(data, name)
     other = copy.deepcopy(messages)
     for message in other:
@@ -136,7 +136,7 @@ def _trained_ids(generator: MultiTurnLossMaskGenerator, messages: Any, tools: An
 @drawn(10)
 @given(data=example)
 def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data: st.DataObject) -> None:
-    """M6: ids stay, the region of that turn becomes 0."""
+    """Ids stay, the region of that turn becomes 0."""
     messages, tools = draw(data, name)
     generator = generator_of(name)
     before = generator.mask_conversation(messages, tools)
@@ -157,7 +157,7 @@ def test_switching_a_turn_off_zeroes_its_region_and_nothing_else(name: str, data
 @drawn(10)
 @given(data=example)
 def test_a_growing_conversation_keeps_its_prefix(name: str, data: st.DataObject) -> None:
-    """M7, where the template is prefix-stable: what was decided at one turn stays."""
+    """Where the template is prefix-stable, what was decided at one turn stays."""
     messages, tools = draw(data, name)
     generator = generator_of(name)
     whole_ids, whole_mask = generator.get_loss_mask(messages, tools)
@@ -172,7 +172,7 @@ def test_a_growing_conversation_keeps_its_prefix(name: str, data: st.DataObject)
 @drawn(100)
 @given(st.lists(st.integers(0, 1)))
 def test_response_length_counts_from_the_first_trained_token(loss_mask: list[int]) -> None:
-    """M8: and is 0, with an empty response, when nothing is trained."""
+    """The length is 0 when nothing is trained."""
     (length,) = get_response_lengths([loss_mask])
     response = loss_mask[len(loss_mask) - length :]
 
@@ -184,7 +184,7 @@ def test_response_length_counts_from_the_first_trained_token(loss_mask: list[int
 @drawn(10)
 @given(data=example)
 def test_inputs_stay_and_results_depend_on_nothing_before(name: str, data: st.DataObject) -> None:
-    """M9: no mutation, the same result from a warm cache, a fresh one, a tiny one, and in a batch."""
+    """No mutation, the same result from a warm cache, a fresh one, a tiny one, and in a batch."""
     messages, tools = draw(data, name)
     messages_before, tools_before = copy.deepcopy(messages), copy.deepcopy(tools)
     warm = generator_of(name)
@@ -202,7 +202,7 @@ def test_inputs_stay_and_results_depend_on_nothing_before(name: str, data: st.Da
 @drawn(25)
 @given(data=example)
 def test_expanding_images_moves_the_mask_and_changes_nothing_else(name: str, data: st.DataObject) -> None:
-    """M12: image tokens are 0, every other token keeps order and mask, whatever size each image has."""
+    """Image tokens are 0, every other token keeps order and mask, whatever size each image has."""
     messages, tools = draw(data, name)
     generator = generator_of(name)
     pad = chat_tokenizers.load(name).convert_tokens_to_ids("<|image_pad|>")

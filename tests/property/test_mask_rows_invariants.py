@@ -1,4 +1,4 @@
-"""The packer's invariants C1 to C7 and C9 to C11 (and M10), over random scripts of an agent that edits its context."""
+"""The packer's invariants, over random scripts of an agent that edits its context."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def places(row: TrainingRow, generations: list[Generation]) -> list[tuple[int, i
 @few
 @given(scripts())
 def test_each_sampled_token_is_trained_once_after_what_it_was_sampled_after(generations: list[Generation]) -> None:
-    """C1, C2: one row for each trained output, its prompt before it, its ids at it."""
+    """There is one row for each trained output, its prompt before it, its ids at it."""
     rows = pack_training_rows(generations)
     seen: list[int] = []
     for row in rows:
@@ -92,7 +92,7 @@ def test_each_sampled_token_is_trained_once_after_what_it_was_sampled_after(gene
 @few
 @given(scripts())
 def test_nothing_but_sampled_tokens_is_trained(generations: list[Generation]) -> None:
-    """C3, C4, C6: the ones add up to the trained outputs, lie on them only, and no row is without any."""
+    """The ones add up to the trained outputs, lie on them only, and no row is without any."""
     rows = pack_training_rows(generations)
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.output_ids) for one in generations if one.trained)
     for row in rows:
@@ -105,7 +105,7 @@ def test_nothing_but_sampled_tokens_is_trained(generations: list[Generation]) ->
 @few
 @given(scripts())
 def test_a_row_opens_exactly_where_the_prefix_breaks(generations: list[Generation]) -> None:
-    """C5: against a packer that a reader can check in one look."""
+    """Against a packer that a reader can check in one look."""
     stretches: list[list[int]] = []
     held: list[int] = []
     for at, one in enumerate(generations):
@@ -121,7 +121,7 @@ def test_a_row_opens_exactly_where_the_prefix_breaks(generations: list[Generatio
 @few
 @given(scripts())
 def test_log_probs_stay_with_their_tokens(generations: list[Generation]) -> None:
-    """C7, M10: recorded ones at the ones, finite, 0.0 elsewhere; none where none were recorded."""
+    """Recorded ones at the ones, finite, 0.0 elsewhere; none where none were recorded."""
     carried = any(one.output_log_probs is not None for one in generations)
     for row in pack_training_rows(generations):
         if not carried:
@@ -139,7 +139,7 @@ def test_log_probs_stay_with_their_tokens(generations: list[Generation]) -> None
 @few
 @given(scripts(), st.integers(0, 12))
 def test_truncation_drops_whole_generations_and_names_them(generations: list[Generation], limit: int) -> None:
-    """C9: rows fit, dropped ones are told, kept ones are whole."""
+    """Rows fit, dropped ones are told, kept ones are whole."""
     rows, dropped = pack_training_rows_within(generations, limit)
     kept = [one for at, one in enumerate(generations) if at not in dropped]
 
@@ -152,7 +152,7 @@ def test_truncation_drops_whole_generations_and_names_them(generations: list[Gen
 @few
 @given(scripts())
 def test_the_same_script_gives_the_same_rows_in_order(generations: list[Generation]) -> None:
-    """C10, C11: deterministic, inputs untouched, indices ascend within and between rows."""
+    """Deterministic, inputs untouched, indices ascend within and between rows."""
     before = copy.deepcopy(generations)
     rows = pack_training_rows(generations)
     order = [at for row in rows for at in row.generation_indices]

@@ -98,7 +98,7 @@ def trainer_of(tokens: ChatTokens, steps: list[Step]) -> tuple[TrainerSide, Fake
 
 
 def check_rows(session: TrainerSession, engine: FakeEngine, steps: list[Step]) -> None:
-    """C1 to C5 and C7 of the mask page, on what the session really sent and got."""
+    """Checks the rows against what the session really sent and got."""
     places = [number - 1 for number in session.recording.numbers()]
     by_place = dict(zip(places, session.generations, strict=True))
     generations = [by_place[place] for place in range(len(places))]

@@ -1,7 +1,7 @@
 """Read-only queries of the dashboard: overview, explanations, charts, groups with their members.
 
-Lists are paged by a cursor, and each query uses an index, so that the time of a page does not grow with the number of
-trajectories.
+Lists are paged by a cursor, and each query uses an index. The time of a page does not grow with the number of
+trajectories, unless groups are sorted by mean reward or filtered by a text.
 """
 
 from __future__ import annotations

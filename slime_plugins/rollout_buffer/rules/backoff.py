@@ -1,4 +1,4 @@
-"""Exponential backoff with jitter, for all retries of the project."""
+"""Exponential backoff with jitter."""
 
 from __future__ import annotations
 

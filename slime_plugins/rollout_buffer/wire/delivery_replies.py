@@ -98,7 +98,7 @@ class WriteResult:
     uid: str
     """Id of the trajectory."""
     status: WriteStatus
-    """`stored`; `duplicate`: it was stored before; `late`: stored after its group had closed."""
+    """`stored`; `duplicate`: it was stored before; `late`: stored, but its group had closed or had no free slot."""
 
 
 class WriteReply(TypedDict):

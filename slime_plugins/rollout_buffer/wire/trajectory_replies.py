@@ -29,7 +29,7 @@ class GroupMember(TypedDict):
     raw_reward: float | None
     """The reward before normalisation, if it differs."""
     late: bool
-    """True if it was stored after its group had closed."""
+    """True if its group had closed, or had no free slot, before it was stored."""
     created_at: float
     """Time at which it was stored."""
     success: float | None

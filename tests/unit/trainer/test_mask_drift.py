@@ -139,7 +139,7 @@ def test_rows_that_differ_in_images_alone_are_placed_after_their_tokens() -> Non
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_report_is_clean_exactly_when_ids_and_mask_agree(name: str, data: st.DataObject) -> None:
-    """M11, with faithful trajectories harmed in random ways."""
+    """Over faithful trajectories, harmed in random ways."""
     messages, _ = data.draw(mask_conversations.conversations(chat_tokenizers.KINDS[name].oracle))
     before = copy.deepcopy(messages)
     masked = generator_of(name).mask_conversation(messages)
