@@ -45,4 +45,4 @@ def test_a_cluster_of_other_versions_is_refused_in_one_sentence(tmp_path: Path) 
     assert refused.state is State.MISSING
     assert f"the Ray cluster at {cluster} runs Ray 2.40.0 on Python 3.11.2" in refused.detail
     assert f"this process has {own_versions()}" in refused.detail
-    assert refused.remedy
+    assert "one Ray, one Python and the same token (RAY_AUTH_MODE)" in refused.remedy

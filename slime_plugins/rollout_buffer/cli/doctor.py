@@ -183,7 +183,7 @@ def _ray_cluster(examination: Examination) -> list[Finding]:
     except subprocess.TimeoutExpired:
         passed, output = False, f"no answer within {_CLUSTER_TIMEOUT_S:.0f} s"
     lines = [line for line in output.splitlines() if line.strip()] or ["no output"]
-    remedy = "start it, or give the address of its head; both sides need one Ray and one Python"
+    remedy = "start it, or name its head; both sides need one Ray, one Python and the same token (RAY_AUTH_MODE)"
     return checked("Ray cluster", passed, lines[-1], remedy, needed=True)
 
 
