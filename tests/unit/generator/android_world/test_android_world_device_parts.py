@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -32,9 +35,9 @@ from slime_plugins.rollout_buffer.generator.android_world.emulator.screen_stabil
     wait_until_stable,
 )
 from slime_plugins.rollout_buffer.generator.gui_agent.device_actions import Action, ActionKind
-from slime_plugins.rollout_buffer.supervisor.child_processes import free_port
+from slime_plugins.rollout_buffer.supervisor.child_processes import free_port, free_ports
 from slime_plugins.rollout_buffer.testing.fake_device import ADDRESS
-from tests.processes import start_ticks_of, write_program
+from tests.processes import write_program
 from tests.waiting import wait_until
 
 # ---- settling --------------------------------------------------------------------------------------------------------
@@ -215,37 +218,57 @@ def test_the_guard_ends_the_emulator_when_its_owner_is_gone(tmp_path: Path, ends
     wait_until(lambda: not list(records.iterdir()))
 
 
+ADB_SERVER = "import socket, sys, time; server = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+
+
+@contextmanager
+def watchdog_at(port: int, records: Path, avd_home: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """The watchdog of an emulator that only sleeps, once both are on record; it is told to end afterwards."""
+    command = [*WATCHDOG, str(records), "clone_0", "/bin/true", str(port), "emulator-5554", "0.5", "--"]
+    environment = os.environ | {"ANDROID_AVD_HOME": avd_home}
+    with subprocess.Popen([*command, "/bin/sleep", "100"], stdin=subprocess.PIPE, env=environment) as watchdog:
+        wait_until(lambda: f"adb_port={port}\n" in recorded(records, "emulator"))
+        yield watchdog
+        assert watchdog.stdin is not None
+        watchdog.stdin.close()
+
+
+@contextmanager
+def adb_server_at(port: int, records: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """An adb server, which a watchdog has on record."""
+    with subprocess.Popen([sys.executable, "-c", ADB_SERVER, str(port)]) as server:
+        try:
+            wait_until(lambda: any(records.glob(f"{server.pid}-*")))
+            yield server
+        finally:
+            server.kill()
+
+
+def recorded(records: Path, kind: str) -> str:
+    texts = [path.read_text() for path in records.glob("[0-9]*-[0-9]*")]
+    return "".join(text for text in texts if text.startswith(f"kind={kind}\n"))
+
+
 def test_an_adb_server_that_was_started_again_is_recorded(tmp_path: Path) -> None:
     port = free_port()
-    script = f"import socket, time; server = socket.create_server(('127.0.0.1', {port})); time.sleep(30)"
-    command = [*WATCHDOG, str(tmp_path), "clone_0", "/bin/true", str(port), "emulator-5554", "0.5", "--"]
-    command += ["/bin/sleep", "100"]
-
-    def run_adb_server() -> None:
-        with subprocess.Popen([sys.executable, "-c", script]) as adb_server:
-            wait_until(lambda: any(tmp_path.glob(f"{adb_server.pid}-*")))
-            adb_server.kill()
-
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as watchdog:
-        wait_until(lambda: len(list(tmp_path.glob("[0-9]*-[0-9]*"))) == 2)
-        run_adb_server()
-        run_adb_server()
-        assert watchdog.stdin is not None
-        watchdog.stdin.close()
+    with watchdog_at(port, tmp_path):
+        for _ in range(2):
+            with adb_server_at(port, tmp_path):
+                pass
 
 
-def test_the_next_watchdog_removes_the_records_of_ended_processes(tmp_path: Path) -> None:
-    """A watchdog that was killed leaves some. Process ids are used again, so the start time decides."""
-    lives = tmp_path / f"{os.getpid()}-{start_ticks_of(os.getpid())}"
-    ended = tmp_path / f"{os.getpid()}-1"
-    for record in (lives, ended):
-        record.touch()
-    command = [*WATCHDOG, str(tmp_path), "clone_0", "/bin/true", str(free_port()), "emulator-5554", "0.5", "--"]
-    with subprocess.Popen([*command, "/bin/sleep", "100"], stdin=subprocess.PIPE) as watchdog:
-        wait_until(lambda: any(tmp_path.glob(f"{watchdog.pid}-*")))
-        assert watchdog.stdin is not None
-        watchdog.stdin.close()
-    assert list(tmp_path.iterdir()) == [lives]
+def test_the_next_watchdog_of_a_device_ends_and_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    """Another farm's device may have the same name. Process ids are used again: a record's start time decides."""
+    (tmp_path / f"{os.getpid()}-1").write_text("kind=adb_server\navd=clone_0\navd_home=\n")
+    port, other_port = free_ports(2)
+    with watchdog_at(other_port, tmp_path, "another farm's"), adb_server_at(other_port, tmp_path) as in_use:
+        with watchdog_at(port, tmp_path) as killed, adb_server_at(port, tmp_path) as left:
+            killed.kill()
+            killed.wait()
+            with watchdog_at(free_port(), tmp_path):
+                assert left.wait(20) == -signal.SIGTERM
+        assert in_use.poll() is None
+    assert [int(path.name.partition("-")[0]) for path in tmp_path.iterdir()] == [left.pid]
 
 
 _OWNER = """

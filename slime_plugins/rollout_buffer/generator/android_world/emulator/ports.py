@@ -49,8 +49,7 @@ def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int 
     Raises:
         DeviceError: there are no free ports in range.
     """
-    locks = ExitStack()
-    try:
+    with ExitStack() as locks:
         first = console + console % 2
         lowest = first if lowest_console is None else lowest_console + lowest_console % 2
         consoles = [*range(first, _LAST_CONSOLE_PORT + 1, 2), *range(lowest, min(first, _LAST_CONSOLE_PORT + 1), 2)]
@@ -58,11 +57,8 @@ def hold_ports(console: int, grpc: int, adb_server: int, *, lowest_console: int 
             console=_hold_first_free(locks, consoles, width=2),
             grpc=_hold_first_free(locks, range(grpc, grpc + _TRIES)),
             adb_server=_hold_first_free(locks, range(adb_server, adb_server + _TRIES)),
-            _locks=locks,
+            _locks=locks.pop_all(),
         )
-    except DeviceError:
-        locks.close()
-        raise
 
 
 def free_console_ports(console: int) -> int:

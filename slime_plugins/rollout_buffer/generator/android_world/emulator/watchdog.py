@@ -15,6 +15,7 @@ standard library only, because it is started by path.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -39,9 +40,9 @@ def main(words: list[str]) -> int:
     folder, avd, adb, port, serial, stop_timeout_s, _, *command = words
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     records = _Records(Path(folder), {"avd": avd, "serial": serial, "adb_port": port, "adb": adb})
-    records.drop_ended()
+    records.end_what_is_left()
     records.add("watchdog", os.getpid())
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=dies_with(os.getpid())
@@ -70,18 +71,25 @@ class _Records:
         self._facts = facts | {
             "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
             "checkout": os.environ.get("ROLLOUT_BUFFER_DEVICE_CHECKOUT", ""),
+            "avd_home": os.environ.get("ANDROID_AVD_HOME", ""),
         }
         self._written: list[Path] = []
-        self._own_start = _start_of(os.getpid()) or 0
         self._adb_server: tuple[int, int | None] = (0, None)
         """Process id and start time of the adb server that was recorded last."""
 
-    def drop_ended(self) -> None:
-        """Removes records of exited processes, left by watchdogs that were killed."""
+    def end_what_is_left(self) -> None:
+        """Removes records of exited processes and ends this device's adb server, left by watchdogs that were killed.
+
+        The device is locked: while its last watchdog lives, there is no next one.
+        """
+        ours = {f"{key}={self._facts[key]}" for key in ("avd", "avd_home")} | {"kind=adb_server"}
         for path in self._folder.glob("[0-9]*-[0-9]*"):
             pid, _, start = path.name.partition("-")
-            if pid.isdecimal() and start.isdecimal() and _start_of(int(pid)) != int(start):
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError, ValueError):  # it ends just now, or the file is no record
+                if _start_of(int(pid)) != int(start):
+                    path.unlink()
+                elif ours <= set(path.read_text().splitlines()):
+                    os.kill(int(pid), signal.SIGTERM)
 
     def add(self, kind: str, pid: int) -> None:
         start = _start_of(pid)
@@ -101,7 +109,7 @@ class _Records:
         if start is not None and _start_of(pid) == start:
             return
         for listener in _listeners(port):
-            if (_start_of(listener) or 0) >= self._own_start:
+            if (_start_of(listener) or 0) >= (_start_of(os.getpid()) or 0):
                 self.add("adb_server", listener)
                 self._adb_server = listener, _start_of(listener)
 
@@ -111,11 +119,12 @@ class _Records:
 
 
 def _start_of(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; None if there is no such process."""
+    """Returns a process's start time in clock ticks since boot; None if it has exited, also as a zombie."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, IndexError):
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
         return None
+    return None if state == "Z" else int(fields[18])
 
 
 def _listeners(port: int) -> list[int]:
@@ -156,10 +165,6 @@ def dies_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return before_exec
-
-
-def _leave(*_: object) -> None:
-    raise SystemExit(143)
 
 
 def _is_worker_gone() -> bool:
