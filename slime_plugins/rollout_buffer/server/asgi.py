@@ -175,7 +175,8 @@ class Application:
         """Checks a request's head; returns the size limit of its body."""
         may_ask = check_request(self.context, environ_of(scope))
         if not may_ask:
-            return BodyCap(SMALL_BODY, _error_without_token)
+            refusal = f"a body of more than {SMALL_BODY} bytes needs the token in its head"
+            return BodyCap(SMALL_BODY, partial(UnauthorizedError, refusal))
         limit, max_body_bytes = body_limit(scope["path"]), self.context.settings.max_body_bytes
         return BodyCap(limit.within(max_body_bytes), partial(limit.error, max_body_bytes))
 
@@ -302,10 +303,6 @@ def create_application_from_environment() -> Application:
     atexit.register(application.close)
     start_supervisor_watchdog(application.context.buffer.store, application.context.settings.writer_turn_limit_s)
     return application
-
-
-def _error_without_token() -> UnauthorizedError:
-    return UnauthorizedError(f"a body of more than {SMALL_BODY} bytes needs the token in its head")
 
 
 def _written_job(scope: Any) -> str | None:

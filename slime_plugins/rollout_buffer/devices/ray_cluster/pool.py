@@ -247,10 +247,10 @@ def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], time
     with _ray_errors(ray, address):
         _join_cluster(ray, address)
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-        task = ray.remote(_call)
+        task = ray.remote(lambda resources: call(resources))  # Ray takes functions only
         nodes = {  # by the reference to the node's result
             task.options(num_cpus=0, max_retries=0, scheduling_strategy=affinity(node["NodeID"], soft=False)).remote(
-                call, node["Resources"]
+                node["Resources"]
             ): node
             for node in ray.nodes()
             if node["Alive"]
@@ -259,10 +259,6 @@ def on_every_node(address: str, call: Callable[[Mapping[str, float]], Any], time
         replies = [_reply(node, result if result in ready else None, timeout_s) for result, node in nodes.items()]
         ray.shutdown()
     return replies
-
-
-def _call(call: Callable[[Mapping[str, float]], Any], resources: Mapping[str, float]) -> Any:
-    return call(resources)
 
 
 def _reply(node: Mapping[str, Any], result: Any, timeout_s: float) -> NodeReply:
