@@ -135,8 +135,8 @@ class LoopbackBuffer:
         """Maximum number of groups of a delivery, in addition to the requested one."""
         self.least_groups_of_a_poll = 0
         """Minimum number of groups of a delivery. Above the requested number, it violates the protocol."""
-        self.also_finished: list[str] = []
-        """Instance ids that the next delivery reports as filtered or failed."""
+        self.also_finished: dict[int, str] = {}
+        """Instance ids of the groups that the next delivery reports as filtered or failed."""
         self._instance_ids = list(instance_ids)
         self._make_item = make_item
         self._scripted: dict[str, list[ScriptedReply]] = {}
@@ -296,10 +296,11 @@ class LoopbackBuffer:
     def _meta(self, delivery_id: str, groups: Sequence[LoopbackGroup]) -> dict[str, Any]:
         items = [item for item in _items(groups) if isinstance(item, dict)]
         rewards = [item["reward"] for item in items if _is_number(item.get("reward"))]
-        not_delivered, self.also_finished = self.also_finished, []
+        not_delivered, self.also_finished = self.also_finished, {}
         return {
             "delivery_id": delivery_id,
-            "finished_groups": [*not_delivered, *(group.instance_id for group in groups)],
+            "ended_groups": [*not_delivered],
+            "finished_groups": [*not_delivered.values(), *(group.instance_id for group in groups)],
             "num_groups": len(groups),
             "total_samples": len(rewards),
             "avg_reward": sum(rewards) / len(rewards) if rewards else None,

@@ -108,7 +108,7 @@ def test_a_job_without_input_is_waited_for_until_it_ends(buffer: LoopbackBuffer)
 
 
 def test_what_was_consumed_is_skipped_by_the_next_run(buffer: LoopbackBuffer) -> None:
-    buffer.also_finished = ["task-4"]
+    buffer.also_finished = {100: "task-4"}
     with feed_of(buffer) as feed:
         feed.start()
         consumed = feed.next_batch(2).consumed
@@ -189,11 +189,11 @@ def test_the_payload_is_read_as_the_buffer_reads_it(buffer: LoopbackBuffer) -> N
 
 
 def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer, feed: RolloutFeed) -> None:
-    buffer.also_finished = ["filtered"]
+    buffer.also_finished = {100: "filtered"}
     first = feed.next_batch(2)
     for group in buffer.only_job().groups[:2]:
         group.state = "ready"  # as after the end of their lease
-    buffer.also_finished = ["filtered"]  # the report of their first delivery is repeated
+    buffer.also_finished = {100: "filtered"}  # the report of their first delivery is repeated
     second = feed.next_batch(3)
     feed.ack(first)
     feed.ack(second)
@@ -203,6 +203,18 @@ def test_groups_that_come_again_are_trained_once(buffer: LoopbackBuffer, feed: R
     assert first.consumed == ["filtered", "task-0", "task-1"]
     assert second.consumed == ["task-2", "task-3", "task-4"]
     assert states(buffer) == ["delivered"] * 5
+
+
+def test_a_filtered_group_that_a_delivery_of_other_groups_names_again_is_consumed_once(
+    buffer: LoopbackBuffer, feed: RolloutFeed
+) -> None:
+    buffer.also_finished = {100: "filtered"}
+    first = feed.next_batch(2)
+    buffer.also_finished = {100: "filtered", 101: "filtered"}  # another consumer had a part of the first delivery
+    second = feed.next_batch(3)
+
+    assert first.consumed == ["filtered", "task-0", "task-1"]
+    assert second.consumed == ["filtered", "task-2", "task-3", "task-4"]
 
 
 def test_a_trained_group_that_another_consumer_did_not_acknowledge_is_acknowledged_when_it_comes_back(
