@@ -253,13 +253,10 @@ class _GroupOrder:
             return
         beyond, tie = ("<", ">") if descending else (">", "<")
         touched, key = page.cursor.split(":")
-        last, value = ("?", float(touched)) if page.sort == "updated_at" else (_of_group(column, self.joined), int(key))
+        of_group = f"(SELECT {column} FROM groups{self.joined} WHERE groups.key = ?)"
+        last, value = ("?", float(touched)) if page.sort == "updated_at" else (of_group, int(key))
         self.after = [f"{column} {beyond}= {last}", f"({column} {beyond} {last} OR groups.key {tie} ?)"]
         self.values = [value, value, int(key)]
-
-
-def _of_group(column: str, joined: str) -> str:
-    return f"(SELECT {column} FROM groups{joined} WHERE groups.key = ?)"
 
 
 def _group_entry(job: JobRecord, row: sqlite3.Row, members: list[GroupMember]) -> GroupEntry:
