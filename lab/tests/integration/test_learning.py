@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SEEDS = (301, 302, 303)
 PHONES = ("--task phone --mode incremental", "--task phone --mode history")
 PAGE = "--task miniwob_page"
-CAUGHT = ("late-mask", "environment", "other-version", "old-denominators")
-"""Arms whose log-probs are not those of what would be trained: the trainer refuses at once or a step later."""
-BLIND = ("shuffled-rewards", "swapped-siblings", "frozen")
+CAUGHT = ("late-mask", "environment", "other-version", "old-denominators", "frozen")
+"""Arms whose log-probs are not those of what would be trained, or of weights that are gone: refused by step 4."""
+BLIND = ("shuffled-rewards", "swapped-siblings")
 """Arms that no assertion can see: only the reward tells."""
 
 
