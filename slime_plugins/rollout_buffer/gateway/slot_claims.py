@@ -1,7 +1,8 @@
 """Claims of slots of ``external`` jobs by third-party agents.
 
 A claim is an attempt like those of a runner: its number fences late results. A failed claim has no reward; its slot can
-be claimed again until ``max_attempts`` claims of the slot have failed. Claims outlive the process that made them.
+be claimed again until ``max_attempts`` claims of the slot have failed. Claims outlive the process that made them. The
+transaction that ends a claim also closes the claim's group if the group is full then.
 """
 
 from __future__ import annotations

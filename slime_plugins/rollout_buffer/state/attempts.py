@@ -1,6 +1,7 @@
 """Attempts to fill a slot, and fencing: results of a replaced runner are refused.
 
-``buffer.py`` opens the transaction.
+``buffer.py`` opens the transaction. The one that ends an attempt of an external job also closes the attempt's group if
+the group is full then; runners close the groups of their jobs themselves.
 """
 
 from __future__ import annotations
