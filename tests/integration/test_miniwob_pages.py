@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,12 +25,15 @@ from slime_plugins.rollout_buffer.generator.miniwob.package import find_pages, t
 from slime_plugins.rollout_buffer.testing.device_conformance import DeviceContract
 from tests.miniwob_browsers import browser_page, browser_process, needs_a_browser
 
+if TYPE_CHECKING:
+    from playwright.async_api import Route
+
 pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
 
 TAPS = 3
-KEEPS_MOVING = frozenset({"chase-circle", "moving-items", "stock-market"})
+KEEPS_MOVING = frozenset({"chase-circle", "moving-items", "simon-says", "stock-market"})
 """Pages that move by themselves: two screenshots of one moment are never taken."""
-NOT_TO_THE_BYTE = frozenset({"email-inbox-star-reply"})
+NOT_TO_THE_BYTE = frozenset({"email-inbox-delete", "email-inbox-star-reply"})
 """On a crowded machine a screenshot after a tap has differed, for a reason that is not known; nothing else has."""
 
 
@@ -185,6 +188,17 @@ def test_every_page_loads_without_a_limit_and_its_seed_gives_the_same_page_and_t
     tolerated = {task: {"screenshot"} for task in NOT_TO_THE_BYTE}
     still = {task: names - tolerated.get(task, set()) for task, names in differing.items() if task not in KEEPS_MOVING}
     assert {task: names for task, names in still.items() if names} == {}
+
+
+def test_a_page_is_read_with_the_pictures_that_an_action_shows(device: BrowserPage) -> None:
+    async def late(route: Route) -> None:
+        await asyncio.sleep(1.0)  # longer than a page takes to be quiet
+        await route.continue_()
+
+    device._do(lambda: device._opened.context.route("**/*.png", late), 20.0, "a test's slow disk")
+    inbox = device.reset("email-inbox", 11)
+    email = device.step(tap(middles_from_the_end(inbox.elements)[0]))
+    assert email.elements.count('div classes="icon"') == 2
 
 
 def test_a_page_reaches_no_network(device: BrowserPage) -> None:

@@ -9,6 +9,7 @@
   const QUIET_FRAMES = 3;
   const READABLE = 4;  // points; a menu that is folded up holds its letters at a twentieth of their size
   const WATCHED = {attributes: true, characterData: true, childList: true, subtree: true};
+  const pictures = new WeakMap();
   let changes = 0;
   let restless = false;
 
@@ -51,12 +52,28 @@
   const moving = () => (window.jQuery && jQuery.timers && jQuery.timers.length > 0) || document.getAnimations().some(
     (animation) => animation.playState === 'running' && animation.effect.getComputedTiming().endTime !== Infinity);
 
-  // Two frames, and then until nothing has moved for a few. A page that never stops is waited for once.
+  // Waits for the pictures that styles show since the last call. The browser tells nobody when it has one: each is asked
+  // for again, which is answered after the browser's own request.
+  async function untilPicturesAreThere() {
+    const urls = new Set();
+    for (const element of document.querySelectorAll('body *')) {
+      const {content, backgroundImage} = getComputedStyle(element);
+      const named = `${content} ${backgroundImage}`;
+      if (pictures.get(element) === named) continue;
+      pictures.set(element, named);
+      for (const [, url] of named.matchAll(/url\("([^"]+)"\)/g)) urls.add(url);
+    }
+    const loaded = [...urls].map((src) => Object.assign(new Image(), {src}).decode());
+    await Promise.race([Promise.allSettled(loaded), new Promise((done) => setTimeout(done, QUIET_MS))]);
+  }
+
+  // Two frames and new pictures, and then until nothing has moved for a few. A page that never stops is waited for once.
   async function untilQuiet() {
-    const deadline = performance.now() + QUIET_MS;
     const frame = () => new Promise((done) => requestAnimationFrame(done));
     await frame();
     await frame();
+    await untilPicturesAreThere();
+    const deadline = performance.now() + QUIET_MS;
     for (let quiet = 1, seen = changes; quiet < QUIET_FRAMES && !restless; ) {
       restless = performance.now() >= deadline;
       await frame();
