@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -97,8 +98,12 @@ def add_trainer_routes(app: web.Application, trainer: TrainerSide, *, with_compl
 
     async def list_sessions(request: web.Request) -> web.Response:
         trainer.authorize(None, request.headers.get("Authorization"))
-        await trainer.refresh_all()
-        return _json({"rollouts": [summary_of(session) for session in trainer.sessions()]})
+        summaries = []
+        for rollout_id in await trainer.rollout_ids():
+            with suppress(RolloutBufferError):  # the engine of its job is not known any more
+                await trainer.refresh(rollout_id)
+                summaries.append(summary_of(trainer.get_session(rollout_id)))
+        return _json({"rollouts": summaries})
 
     async def show(request: web.Request) -> web.Response:
         rollout_id = request.match_info["rollout_id"]

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from slime_plugins.rollout_buffer.gateway.remote_rollout_adapter import RemoteRolloutAdapter
+from slime_plugins.rollout_buffer.gateway.rollout_log import RolloutLog
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.session_log import StoredSession
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.trainer import TrainerSide
+from slime_plugins.rollout_buffer.testing.clock import SettableClock
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from tests.gateway_support import USER, GatewayUnderTest, counting_engine, gateway_on, start_session_job, tokenizer
 from tests.support import poll, start_external, uids, write, written
@@ -151,6 +156,37 @@ async def test_any_process_of_a_gateway_continues_and_ends_a_rollout(tmp_path: P
         other = await here.call("POST", "/rollouts/r1/end", {"reward": 0})
         late = await here.call("POST", "/v1/chat/completions", {"rollout_id": "r1", "messages": [USER]})
         assert (other.status, late.status) == (409, 409)
+
+
+class NotingLog(RolloutLog):
+    """Notes after which turn each session is read: 0 if no turn of it is in memory."""
+
+    def __init__(self, gateway: GatewayUnderTest) -> None:
+        super().__init__(gateway.gateway, keep_ended_s=900.0)
+        self.read_after: list[int] = []
+
+    async def find(self, rollout_id: str, *, after: int) -> StoredSession | None:
+        self.read_after.append(after)
+        return await super().find(rollout_id, after=after)
+
+
+async def test_a_rollout_without_a_call_is_in_the_memory_of_a_process_for_two_minutes_and_then_read_again(
+    gateway: GatewayUnderTest,
+) -> None:
+    await opened(gateway)
+    await turn(gateway, [USER], 1)
+    clock, log, policy_of = SettableClock(), NotingLog(gateway), RemoteRolloutAdapter(gateway.gateway, "").policy_of
+    process = TrainerSide(policy_of, log=log, clock=clock)
+    for state in ("open", "ended"):
+        if state == "ended":
+            assert (await gateway.call("POST", "/rollouts/r1/end", {"reward": 1.0})).status == 200
+        for seconds in (0, 100, 100, 121):
+            clock.advance(seconds)
+            await process.refresh("r1")
+            assert process.get_session("r1").state == state
+    assert log.read_after == [0, 1, 1, 0, 1, 1, 1, 0]
+    clock.advance(121)
+    assert await process.rollout_ids() == ["r1"]
 
 
 async def test_two_processes_that_are_asked_for_one_turn_give_one_answer(tmp_path: Path) -> None:

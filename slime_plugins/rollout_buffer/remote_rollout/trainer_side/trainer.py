@@ -12,10 +12,10 @@ import hashlib
 import hmac
 import json
 import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from slime_plugins.rollout_buffer.errors import (
     EngineError,
     InvalidPayloadError,
     NotFoundError,
-    RolloutBufferError,
     UnauthorizedError,
     UnavailableError,
     network_reason,
@@ -56,6 +55,8 @@ _ENGINE_OPTIONS: Final = (
     "ignore_eos", "min_new_tokens",
 )  # fmt: skip
 """Sampling parameters of a turn with the same name in the engine."""
+IN_MEMORY_S = 120.0
+"""How long a session without a call stays in memory if a log has it."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +136,8 @@ class TrainerSide:
         if self._log is None:
             return
         known = self._open.get(rollout_id) or self._closed.get(rollout_id)
+        if known is not None:
+            self._touch(known)
         stored = await self._log.find(rollout_id, after=len(known.turns) if known else 0)
         if stored is None or (known is not None and known.state is not SessionState.OPEN):
             return
@@ -143,8 +146,6 @@ class TrainerSide:
             session.opened_at = stored.opening["opened_at"]
             known = self._open.setdefault(rollout_id, session)
         known.replay(stored.turns)
-        known.used_at = max(known.used_at, self._clock() + stored.expires_in_s - self.settings.idle_s)
-        self._open.move_to_end(rollout_id)
         if known.state is not SessionState.OPEN:
             return
         if stored.ending is not None:
@@ -153,11 +154,10 @@ class TrainerSide:
         elif stored.expires_in_s <= 0:
             self._close(known, SessionState.EXPIRED, self._expired())
 
-    async def refresh_all(self) -> None:
-        """Reads the sessions of other processes from the log."""
-        for rollout_id in () if self._log is None else await self._log.names():
-            with suppress(RolloutBufferError):  # the engine of its job is not known any more
-                await self.refresh(rollout_id)
+    async def rollout_ids(self) -> Sequence[str]:
+        """Returns the ids of all sessions, open ones first; with a log, those of all processes as they were opened."""
+        self.expire()
+        return [*self._open, *self._closed] if self._log is None else await self._log.names()
 
     def get_session(self, rollout_id: str) -> TrainerSession:
         """Returns a session, open or ended.
@@ -165,16 +165,10 @@ class TrainerSide:
         Raises:
             NotFoundError: the session is unknown, or ended and was removed.
         """
-        self.expire()
         session = self._open.get(rollout_id) or self._closed.get(rollout_id)
         if session is None:
             raise NotFoundError(f"there is no rollout {rollout_id!r}")
         return session
-
-    def sessions(self) -> list[TrainerSession]:
-        """Returns all sessions, open ones first."""
-        self.expire()
-        return [*self._open.values(), *self._closed.values()]
 
     def authorize(self, rollout_id: str | None, authorization: str | None) -> None:
         """Checks that a call has the key of the session or of this server; any call passes if there is neither.
@@ -201,11 +195,13 @@ class TrainerSide:
     def expire(self) -> None:
         """Closes sessions without a call for ``idle_s``, and removes old ended ones (``keep_ended_s``, ``max_ended``).
 
-        With a log, sessions without a call are only removed from this process, and read again when they are needed.
+        With a log, sessions without a call for ``IN_MEMORY_S`` are only removed from this process, and read again when
+        they are needed.
         """
         now = self._clock()
+        memory_s = math.inf if self._log is None else IN_MEMORY_S
         for session in list(self._open.values()):
-            if now - session.used_at <= self.settings.idle_s:
+            if now - session.used_at <= min(self.settings.idle_s, memory_s):
                 break
             if session.in_flight is None and self._log is not None:
                 del self._open[session.rollout_id]  # another process may have used it meanwhile
@@ -215,7 +211,8 @@ class TrainerSide:
                 self._touch(session)
         while self._closed:
             oldest = next(iter(self._closed.values()))
-            if len(self._closed) <= self.settings.max_ended and now - oldest.used_at <= self.settings.keep_ended_s:
+            is_old = now - oldest.used_at > min(self.settings.keep_ended_s, memory_s)
+            if len(self._closed) <= self.settings.max_ended and not is_old:
                 break
             del self._closed[oldest.rollout_id]
 
@@ -487,8 +484,9 @@ class TrainerSide:
 
     def _touch(self, session: TrainerSession) -> None:
         session.used_at = self._clock()
-        if session.rollout_id in self._open:
-            self._open.move_to_end(session.rollout_id)
+        for sessions in (self._open, self._closed):
+            if session.rollout_id in sessions:
+                sessions.move_to_end(session.rollout_id)
 
     def _close(self, session: TrainerSession, state: SessionState, reason: str) -> None:
         session.state, session.reason, session.used_at = state, reason, self._clock()
