@@ -843,9 +843,10 @@ STUBS = {
 
 
 def unknown_to_slime(arguments: list[str], folder: Path) -> set[str]:
-    """Returns the flags that no parser takes; without ``ROLLOUT_BUFFER_TEST_MEGATRON``, those slime does not know."""
+    """Returns the flags that no parser takes; those slime does not know, without ``ROLLOUT_BUFFER_TEST_MEGATRON`` or
+    without SGLang in slime's Python."""
     megatron = os.environ.get("ROLLOUT_BUFFER_TEST_MEGATRON", "")
-    if not megatron:
+    if not megatron or subprocess.run([SLIME_PYTHON, "-c", "import sglang"], check=False).returncode != 0:
         return unknown_to_slime_itself(arguments)
     for name, content in STUBS.items():
         file = folder / name / "__init__.py" if "/" not in name else folder / f"{name}.py"
