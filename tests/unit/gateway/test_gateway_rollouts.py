@@ -175,8 +175,8 @@ async def test_a_rollout_without_a_call_is_in_the_memory_of_a_process_for_two_mi
 ) -> None:
     await opened(gateway)
     await turn(gateway, [USER], 1)
-    clock, log, policy_of = SettableClock(), NotingLog(gateway), RemoteRolloutAdapter(gateway.gateway, "").policy_of
-    process = TrainerSide(policy_of, log=log, clock=clock)
+    clock, log = SettableClock(), NotingLog(gateway)
+    process = TrainerSide(RemoteRolloutAdapter(gateway.gateway, "").policy_of, log=log, clock=clock)
     for state in ("open", "ended"):
         if state == "ended":
             assert (await gateway.call("POST", "/rollouts/r1/end", {"reward": 1.0})).status == 200
@@ -187,6 +187,23 @@ async def test_a_rollout_without_a_call_is_in_the_memory_of_a_process_for_two_mi
     assert log.read_after == [0, 1, 1, 0, 1, 1, 1, 0]
     clock.advance(121)
     assert await process.rollout_ids() == ["r1"]
+
+
+async def test_an_ended_rollout_that_is_read_again_and_again_keeps_no_other_in_memory(
+    gateway: GatewayUnderTest,
+) -> None:
+    clock, log = SettableClock(), NotingLog(gateway)
+    process = TrainerSide(RemoteRolloutAdapter(gateway.gateway, "").policy_of, log=log, clock=clock)
+    for name in ("r1", "r2"):
+        await opened(gateway, rollout_id=name)
+        sampled = await gateway.call("POST", "/v1/chat/completions", {"rollout_id": name, "messages": [USER]})
+        ended = await gateway.call("POST", f"/rollouts/{name}/end", {"reward": 1.0})
+        assert (sampled.status, ended.status) == (200, 200)
+        await process.refresh(name)
+    for name in ("r1", "r1", "r2"):
+        clock.advance(100 if name == "r1" else 0)
+        await process.refresh(name)
+    assert log.read_after == [0, 0, 1, 1, 0]
 
 
 async def test_two_processes_that_are_asked_for_one_turn_give_one_answer(tmp_path: Path) -> None:
