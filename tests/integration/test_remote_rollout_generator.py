@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,15 +17,16 @@ from slime_plugins.rollout_buffer.generator.base_generator import Generator, Gen
 from slime_plugins.rollout_buffer.generator.remote_rollout_generator import RemoteRolloutGenerator
 from slime_plugins.rollout_buffer.remote_rollout.agent import AgentSide
 from slime_plugins.rollout_buffer.remote_rollout.routes import create_app
+from slime_plugins.rollout_buffer.remote_rollout.trainer_side.sessions import TrainerSession
 from slime_plugins.rollout_buffer.testing.fake_engine import FakeEngine
 from slime_plugins.rollout_buffer.types import EpisodeRequest, Outcome, StopReason
 from tests.episode_requests import episode_of
 from tests.remote_rollout_serving import ANSWER, CALL, demo_tokenizer, served
 
 
-def episode() -> EpisodeRequest:
+def episode(attempt: int = 1) -> EpisodeRequest:
     line = {"instance_id": "15x23", "prompt": "Calculate 15 * 23", "label": "345"}
-    return episode_of("15x23", line, uid="job/0/15x23/0/1", max_new_tokens=64, temperature=0.8)
+    return episode_of("15x23", line, uid=f"job/0/15x23/0/{attempt}", max_new_tokens=64, temperature=0.8)
 
 
 @asynccontextmanager
@@ -59,6 +61,14 @@ async def test_a_slot_is_played_by_a_rollout_server_and_comes_back_with_exact_id
     assert "multiply" in demo_tokenizer().decode(trajectory.generations[0].prompt_ids)  # its tools are shown
     told = trajectory.extra_info["remote_rollout"]
     assert (told["turns"], told["metrics"]["num_tool_calls"]) == (2, 1)
+
+
+async def test_recordings_of_played_slots_leave_the_memory() -> None:
+    async with playing([ANSWER] * 80) as generator:
+        for attempt in range(80):
+            await generator.play(episode(attempt))
+        gc.collect()
+        assert sum(isinstance(one, TrainerSession) for one in gc.get_objects()) < 70
 
 
 async def test_an_error_of_the_rollout_server_is_no_reward() -> None:

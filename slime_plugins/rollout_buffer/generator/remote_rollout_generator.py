@@ -89,7 +89,8 @@ class RemoteRolloutGenerator:
         self._tokenizer_name = str(
             context.options.get("remote_rollout_tokenizer") or getattr(context.tokenizer, "name_or_path", "")
         )
-        settings = TrainerSettings(open_unknown=False, max_sessions=max(64, 2 * context.concurrency))
+        # The runner has the trajectories of ended sessions: only late calls of agents still name them.
+        settings = TrainerSettings(open_unknown=False, max_sessions=max(64, 2 * context.concurrency), max_ended=64)
         policy = Policy(engine=context.engine, tokens=tokens)
 
         async def policy_of(session: OpenBody) -> Policy:
