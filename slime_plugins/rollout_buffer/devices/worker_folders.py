@@ -1,4 +1,4 @@
-"""Temporary folders of device workers. A new worker removes the folders of workers that were killed.
+"""Temporary folders of device workers and of the local Ray. A new one removes those of processes that were killed.
 
 The owner of a folder holds a lock on the file ``in_use`` in it; the kernel releases the lock when the process exits.
 """
@@ -22,18 +22,19 @@ _IN_USE = "in_use"
 
 
 class WorkerFolder:
-    """A new folder named ``PREFIX_…`` in the temporary directory, owned by this process until ``remove``.
+    """A new folder named ``PREFIX_…``, owned by this process until ``remove``.
 
-    ``prefix`` ends with the device's index, if it has one: abandoned folders of all indices are removed.
+    It is made in ``root``, by default the temporary directory. ``prefix`` ends with the device's index, if it has one:
+    abandoned folders of all indices are removed.
     """
 
-    def __init__(self, prefix: str) -> None:
-        root = Path(tempfile.gettempdir())
+    def __init__(self, prefix: str, root: Path | None = None) -> None:
+        root = root or Path(tempfile.gettempdir())
         with (root / f".{prefix.rstrip('0123456789')}.{os.getuid()}.lock").open("w") as creation_lock:
             # Held from creation to lock: another worker would remove a folder that is created and not yet locked.
             fcntl.flock(creation_lock, fcntl.LOCK_EX)
             _remove_abandoned(root, prefix.rstrip("0123456789"))
-            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_"))
+            self.path = Path(tempfile.mkdtemp(prefix=f"{prefix}_", dir=root))
             self._lock: IO[str] | None = try_lock(self.path / _IN_USE)
 
     def remove(self) -> None:

@@ -20,16 +20,15 @@ import ctypes
 import functools
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+from slime_plugins.rollout_buffer.devices.worker_folders import WorkerFolder
 from slime_plugins.rollout_buffer.observability.liveness import Heartbeat
 from slime_plugins.rollout_buffer.observability.logs import set_up_logging
 from slime_plugins.rollout_buffer.observability.process_status import all_process_statuses
@@ -45,7 +44,7 @@ _GRACE_S = 6.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
-_MAX_TEMP_ROOT = 22
+_MAX_TEMP_ROOT = 20
 """Ray's unix sockets lie about 60 characters below this folder, and their paths are limited to 107."""
 
 
@@ -60,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = os.getppid()
     _adopt_orphans()
     die_with_parent(parent)
-    temp_dir = Path(tempfile.mkdtemp(prefix="rb-ray-", dir=options.temp_root))
+    folder = WorkerFolder("rb_ray_0", Path(options.temp_root))
     try:
         signal.signal(signal.SIGTERM, _handle_stop_signal)
         signal.signal(signal.SIGINT, _handle_stop_signal)
-        return _run(options.num_cpus, temp_dir, lambda address: _report_address(options, address))
+        return _run(options.num_cpus, folder.path, lambda address: _report_address(options, address))
     except _StopAskedError:
         return 0
     finally:
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.address_file is not None:
             options.address_file.unlink(missing_ok=True)
         _kill_descendants()
-        shutil.rmtree(temp_dir, ignore_errors=True)
+        folder.remove()
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,14 @@ time.sleep(600)
 
 def start(tmp_path: Path, failures: int, **variables: str) -> subprocess.Popen[str]:
     package = tmp_path / "ray" / "scripts"
-    package.mkdir(parents=True)
+    package.mkdir(parents=True, exist_ok=True)
     (tmp_path / "ray" / "__init__.py").touch()
     (package / "__init__.py").touch()
     (package / "scripts.py").write_text(FAKE_RAY, encoding="utf-8")
     (tmp_path / "token").write_text("a secret of this test", encoding="utf-8")
     more = {"TRIES": str(tmp_path / "tries"), "FAILURES": str(failures), "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     command = [sys.executable, "-m", LOCAL_RAY, "--address-file", str(tmp_path / "address"), "--num-cpus", "1"]
+    command += ["--temp-root", variables.pop("TEMP_ROOT", "/tmp")]
     environment = {**os.environ, **more, **variables, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -106,3 +108,16 @@ def test_a_watchdog_has_the_time_to_end_its_emulator_and_to_remove_the_records(t
         process.terminate()
         process.communicate(timeout=30)
     assert not record.exists()
+
+
+def test_the_files_of_a_ray_whose_keeper_was_killed_are_removed_by_the_next(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="lr_", dir="/tmp") as root:  # short enough for Ray's sockets
+        with start(tmp_path, failures=0, TEMP_ROOT=root) as killed:
+            wait_until((tmp_path / "address").exists, 60)
+            killed.kill()
+        assert list(Path(root).glob("rb_ray_*"))
+        (tmp_path / "address").unlink()
+        with start(tmp_path, failures=0, TEMP_ROOT=root) as following:
+            wait_until((tmp_path / "address").exists, 60)
+            following.terminate()
+        assert not list(Path(root).glob("rb_ray_*"))
