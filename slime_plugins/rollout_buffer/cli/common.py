@@ -141,8 +141,9 @@ def _printed_error_and_code(error: Exception) -> tuple[RolloutBufferError, ExitC
     if isinstance(error, errors_of_url.InvalidURL | errors_of_url.MissingSchema | errors_of_url.InvalidSchema):
         return ConfigError(f"--url is not an address: use one like {DEFAULT_URL}"), ExitCode.WRONG_CALL
     if isinstance(error, requests.RequestException) and not isinstance(error, ValueError):
-        explanation = f"{why_no_answer(error)}. Is `rollout-buffer serve` up? Give --url when it is elsewhere."
-        return _NoAnswerError(explanation), ExitCode.OUT_OF_REACH
+        advice = ". Is `rollout-buffer serve` up? Give --url when it is elsewhere."
+        is_up = isinstance(error, errors_of_url.SSLError)
+        return _NoAnswerError(f"{why_no_answer(error)}{'' if is_up else advice}"), ExitCode.OUT_OF_REACH
     if isinstance(error, wire.InvalidReplyError):
         return _NoBufferError(f"there is no rollout buffer at --url ({error})"), ExitCode.NO
     if isinstance(error, ValueError):

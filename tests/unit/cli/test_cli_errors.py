@@ -89,6 +89,12 @@ def other_server() -> Iterator[str]:
         yield url
 
 
+def test_a_server_that_answers_without_tls_is_not_asked_whether_it_is_up(other_server: str) -> None:
+    result = run("health", "--url", other_server.replace("http:", "https:"))
+    assert result.exit_code == 3
+    assert result.stderr.endswith("it answers without TLS: its address begins with http, not https\n")
+
+
 def test_another_server_is_not_taken_for_a_buffer(other_server: str) -> None:
     result = run("jobs", "--url", other_server)
     assert result.exit_code == 1
