@@ -24,8 +24,8 @@ _IN_USE = "in_use"
 class WorkerFolder:
     """A new folder named ``PREFIX_…``, owned by this process until ``remove``.
 
-    It is made in ``root``, by default the temporary directory. ``prefix`` ends with the device's index, if it has one:
-    abandoned folders of all indices are removed.
+    It is made in ``root``, by default the temporary directory. Abandoned folders of that prefix are removed, and if it
+    ends with a device's index, those of all indices.
     """
 
     def __init__(self, prefix: str, root: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class WorkerFolder:
 
 
 def _remove_abandoned(root: Path, prefix: str) -> None:
-    for path in root.glob(f"{prefix}[0-9]*_*"):
+    for path in (*root.glob(f"{prefix}[0-9]*_*"), *root.glob(f"{prefix}_????????")):
         with contextlib.suppress(FileNotFoundError):  # the folder's owner may remove it at the same time
             if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
                 continue

@@ -44,7 +44,7 @@ _GRACE_S = 6.0
 _POLL_S = 0.1
 _TOKEN_VARIABLE = "RAY_AUTH_TOKEN_PATH"
 _READY_LINE = "Ray runtime started"
-_MAX_TEMP_ROOT = 20
+_MAX_TEMP_ROOT = 22
 """Ray's unix sockets lie about 60 characters below this folder, and their paths are limited to 107."""
 
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parent = os.getppid()
     _adopt_orphans()
     die_with_parent(parent)
-    folder = WorkerFolder("rb_ray_0", Path(options.temp_root))
+    folder = WorkerFolder("rb_ray", Path(options.temp_root))
     try:
         signal.signal(signal.SIGTERM, _handle_stop_signal)
         signal.signal(signal.SIGINT, _handle_stop_signal)

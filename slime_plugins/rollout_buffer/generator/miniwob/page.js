@@ -52,8 +52,8 @@
   const moving = () => (window.jQuery && jQuery.timers && jQuery.timers.length > 0) || document.getAnimations().some(
     (animation) => animation.playState === 'running' && animation.effect.getComputedTiming().endTime !== Infinity);
 
-  // Waits for the pictures that styles show since the last call. The browser tells nobody when it has one: each is asked
-  // for again, which is answered after the browser's own request.
+  // Waits for the pictures that styles show since the last call. Browsers have no event for these: each picture is
+  // requested again, which is answered after the browser's own request.
   async function untilPicturesAreThere() {
     const urls = new Set();
     for (const element of document.querySelectorAll('body *')) {

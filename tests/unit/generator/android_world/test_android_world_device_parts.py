@@ -135,6 +135,15 @@ def test_folders_of_dead_workers_are_removed_by_the_next_one(tmp_path: Path, mon
     assert (tmp_path / "rollout_buffer_test_notes").is_dir()
 
 
+def test_a_folder_without_an_index_is_removed_by_the_next_one_too(tmp_path: Path) -> None:
+    dead, notes = tmp_path / "base_setup_q1w2e3r4", tmp_path / "base_setup_notes"
+    dead.mkdir()
+    notes.mkdir()
+    folder = WorkerFolder("base_setup", tmp_path)
+    assert (dead.exists(), notes.exists(), folder.path.exists()) == (False, True, True)
+    folder.remove()
+
+
 # ---- what is missing is named ----------------------------------------------------------------------------------------
 
 
