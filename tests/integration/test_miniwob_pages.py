@@ -33,8 +33,8 @@ pytestmark = [needs_a_browser, pytest.mark.slow, pytest.mark.timeout(240)]
 TAPS = 3
 KEEPS_MOVING = frozenset({"chase-circle", "moving-items", "simon-says", "stock-market"})
 """Pages that move by themselves: two screenshots of one moment are never taken."""
-NOT_TO_THE_BYTE = frozenset({"email-inbox-delete", "email-inbox-star-reply"})
-"""On a crowded machine a screenshot after a tap has differed, for a reason that is not known; nothing else has."""
+COVER_NOT_TO_THE_BYTE = frozenset({"email-inbox-delete", "email-inbox-star-reply"})
+"""On a crowded machine Chromium has drawn the word of the cover that hides an ended task a pixel lower."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,8 +159,8 @@ def play_through(device: BrowserPage, task: str, seed: int) -> list[dict[str, An
     for point in (None, *middles_from_the_end(seen.elements)[:TAPS]):
         seen = seen if point is None else device.step(tap(point))
         shown.append({
-            "goal": seen.goal, "elements": seen.elements, "screenshot": seen.screenshot.sha256,
-            "done": seen.done, "score": device.score(),
+            "goal": seen.goal, "elements": seen.elements, "done": seen.done, "score": device.score(),
+            "cover" if seen.done else "screenshot": seen.screenshot.sha256,
         })  # fmt: skip
         if seen.done:
             break
@@ -168,7 +168,7 @@ def play_through(device: BrowserPage, task: str, seed: int) -> list[dict[str, An
 
 
 def what_differs(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> set[str]:
-    differing = {name for a, b in zip(one, other, strict=False) for name in a if a[name] != b[name]}
+    differing = {name for a, b in zip(one, other, strict=False) for name in a if a[name] != b.get(name)}
     return differing | ({"turns"} if len(one) != len(other) else set())
 
 
@@ -185,7 +185,7 @@ def test_every_page_loads_without_a_limit_and_its_seed_gives_the_same_page_and_t
         if evaluated(device, "() => core.EPISODE_MAX_TIME") != device_module.LIFTED_LIMIT_MS:
             limited.append(task)
     assert limited == []
-    tolerated = {task: {"screenshot"} for task in NOT_TO_THE_BYTE}
+    tolerated = {task: {"cover"} for task in COVER_NOT_TO_THE_BYTE}
     still = {task: names - tolerated.get(task, set()) for task, names in differing.items() if task not in KEEPS_MOVING}
     assert {task: names for task, names in still.items() if names} == {}
 
